@@ -115,30 +115,20 @@ def test_kept_predictors_are_trained_on(tmp_path, tokenizer):
     assert torch.equal(ended, second.model.jepa.predictors.weight) and not torch.equal(ended, begun)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """A full run and one with an adapter; nothing was kept in advance."""
-    folder = tmp_path_factory.mktemp("runs")
-    data = write(folder / "data.jsonl", step_rows(12))
-    words = f"--train_file {data} --step_jepa --max_steps 3 --save_steps 3 --batch_size 4 --learning_rate 1e-2".split()
-    words += "--disable_tqdm true --predictor_head linear --predictor_order descending --output_dir".split()
-    assert main(["train", *words, str(folder / "full"), "--model_name", "tiny"]) == 0
-    base = ["--model_name", str(folder / "full"), "--lora", "--lora_rank", "2"]
-    assert main(["train", *words, str(folder / "lora"), *base]) == 0
-    return folder
-
-
-@pytest.mark.parametrize("kind", ["full", "lora"])
-def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, runs, kind, monkeypatch):
-    """Its states are the checkpoint's, after the predictors and the head."""
+def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, monkeypatch):
+    """The states of an adapter are its checkpoint's, after the predictors and the head."""
     monkeypatch.setattr("stepjepa.analysis.plots.save_figure", lambda figure, path: None)
-    data, models = str(runs / "data.jsonl"), [str(runs / kind), str(runs / kind / "checkpoint-3")]
-    words = ["analyze", data, "--models", *models, "--output_dir", str(tmp_path / "states")]
-    words += ["--step_jepa", "--layers", "-1"]
+    data, base, run, out = (tmp_path / name for name in ("data.jsonl", "base", "run", "states"))
+    write(data, step_rows(12))
+    words = f"train --train_file {data} --step_jepa --max_steps 3 --save_steps 3 --batch_size 4 --learning_rate 1e-2"
+    words += " --disable_tqdm true --predictor_head linear --predictor_order descending"
+    for more in (f"--output_dir {base} --model_name tiny", f"--output_dir {run} --model_name {base} --lora"):
+        assert main(f"{words} {more}".split()) == 0
 
     def states(*more):
-        assert main([*words, *more]) == 0
-        return [load_states(path) for path in sorted((tmp_path / "states").glob("states-*.safetensors"))]
+        words = f"analyze {data} --models {run} {run / 'checkpoint-3'} --output_dir {out} --step_jepa --layers -1"
+        assert main([*words.split(), *more]) == 0
+        return [load_states(path) for path in sorted(out.glob("states-*.safetensors"))]
 
     final, checkpoint = states()
     assert np.allclose(final.source, checkpoint.source, atol=1e-5)

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import ModelCard
 
@@ -19,6 +20,7 @@ from stepjepa.cli.main import main
 from stepjepa.modeling import card as cards
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.lora import lora_config
+from stepjepa.training.run import circumstances
 from support.rows import step_rows, write
 from support.tokenizers import fresh
 from support.training import trainer_for
@@ -178,20 +180,21 @@ def test_damaged_records_do_not_cost_a_model(adapter, tmp_path, caplog):
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_the_commit_of_the_working_folder(tmp_path, monkeypatch):
-    import torch
+    def recorded():
+        return circumstances(None, torch.device("cpu"))["git_commit"]
 
-    from stepjepa.training.run import circumstances
+    def git(*words):
+        own = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
+        return subprocess.run([*own, *words], check=True, capture_output=True, text=True).stdout.strip()
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert circumstances(None, torch.device("cpu"))["git_commit"] is None
+    assert recorded() is None
+    git("init", "-q")
+    git("commit", "-q", "--allow-empty", "-m", "one")
+    assert recorded() == git("rev-parse", "HEAD")
     (tmp_path / "file").write_text("1")
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "one"]):
-        subprocess.run([*git, *words], check=True)
-    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    assert circumstances(None, torch.device("cpu"))["git_commit"] == commit
-    (tmp_path / "file").write_text("2")
-    assert circumstances(None, torch.device("cpu"))["git_commit"] == f"{commit}-dirty"
+    git("add", "file")
+    assert recorded() == f"{git('rev-parse', 'HEAD')}-dirty"
     monkeypatch.setenv("STEPJEPA_COMMIT", "abc")  # of a copy, whose repository may be an older one
-    assert circumstances(None, torch.device("cpu"))["git_commit"] == "abc"
+    assert recorded() == "abc"

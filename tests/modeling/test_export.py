@@ -6,19 +6,14 @@ import copy
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa import export
 from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
-from stepjepa.modeling.extras import (
-    PredictorRows,
-    add_extras,
-    known_predictors,
-    predictor_names,
-    with_predictors,
-)
+from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, with_predictors
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.lora import add_lora, lora_config
 from stepjepa.modeling.parts import vocabulary_size
@@ -99,37 +94,30 @@ def test_predictors_in_an_adapter_are_refused(tmp_path, tokenizer):
         export_model(model, tokenizer, tmp_path, merge_lora=False, keep_predictors=True)
 
 
-KINDS = [{"lora_bias": True}, {"modules_to_save": ["lm_head"]}]
+def merge_adapter(folder, tokenizer, kind):
+    """Merge an adapter from elsewhere into ``out``; returns the adapted model."""
+    base, config = base_model(tokenizer, False, folder / "base"), LoraConfig(target_modules=["q_proj"], **kind)
+    adapted = get_peft_model(base, config).eval()
+    with torch.no_grad():
+        for parameter in adapted.parameters():
+            parameter += 0.2 * torch.randn_like(parameter) * parameter.requires_grad
+    adapted.save_pretrained(folder / "adapter")
+    tokenizer.save_pretrained(folder / "adapter")
+    export(folder / "adapter", folder / "out", base_model=str(folder / "base"), merge_lora=True)
+    return adapted
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [{"lora_bias": True}, {"modules_to_save": ["lm_head"]}])
 def test_an_adapter_from_elsewhere_that_cannot_be_merged_is_refused(kind, tmp_path, tokenizer):
     """A LoRA's biases and copies of modules would be left out of the merged weights."""
-    from peft import LoraConfig, get_peft_model
-
-    adapted = get_peft_model(
-        base_model(tokenizer, False, tmp_path / "base"), LoraConfig(target_modules=["q_proj"], **kind)
-    )
-    adapted.save_pretrained(tmp_path / "adapter")
-    tokenizer.save_pretrained(tmp_path / "adapter")
     with pytest.raises(ConfigError, match=f"LoRA with {next(iter(kind))} cannot be exported: .*; merge it with PEFT"):
-        export(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
+        merge_adapter(tmp_path, tokenizer, kind)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("kind", [{"use_dora": True}, {"trainable_token_indices": [5]}])
 def test_an_adapter_from_elsewhere_is_merged(kind, tmp_path, tokenizer):
-    from peft import LoraConfig, get_peft_model
-
-    base, config = base_model(tokenizer, False, tmp_path / "base"), LoraConfig(target_modules=["q_proj"], **kind)
-    adapted = get_peft_model(base, config).eval()
-    with torch.no_grad():
-        for parameter in adapted.parameters():
-            parameter += 0.2 * torch.randn_like(parameter) * parameter.requires_grad
-    ids = torch.arange(4, 12)[None]
-    adapted.save_pretrained(tmp_path / "adapter")
-    tokenizer.save_pretrained(tmp_path / "adapter")
-    export(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
+    adapted, ids = merge_adapter(tmp_path, tokenizer, kind), torch.arange(4, 12)[None]
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-5, rtol=1e-4)
 

@@ -10,15 +10,7 @@ import torch
 import transformers
 import yaml
 from packaging.version import Version
-from peft import (
-    AutoPeftModelForCausalLM,
-    IA3Config,
-    LoraConfig,
-    PeftModel,
-    PrefixTuningConfig,
-    PromptEncoderConfig,
-    PromptTuningConfig,
-)
+from peft import AutoPeftModelForCausalLM, IA3Config, LoraConfig, PeftModel, PrefixTuningConfig
 from peft import get_peft_model as wrapped
 from transformers import AutoModelForCausalLM
 
@@ -100,8 +92,6 @@ def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml
 
 
 REFUSED = {
-    "prompt": PromptTuningConfig(num_virtual_tokens=2, **CAUSAL),
-    "p": PromptEncoderConfig(num_virtual_tokens=2, encoder_hidden_size=8, **CAUSAL),
     "prefix": PrefixTuningConfig(num_virtual_tokens=2, **CAUSAL),
     "ia3": IA3Config(target_modules=["k_proj"], feedforward_modules=[], **CAUSAL),
     "modules_to_save": LoraConfig(**LINEAR, modules_to_save=["lm_head"]),
@@ -110,8 +100,10 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-@pytest.mark.parametrize("way", ["config", "model"])
+WAYS = [*((kind, "config") for kind in REFUSED), ("prefix", "model"), ("pissa", "model")]
+
+
+@pytest.mark.parametrize(("kind", "way"), WAYS)
 def test_what_is_not_exported_is_refused_before_training(kind, way, tmp_path, tokenizer):
     model, peft = tiny_model("llama", vocab_size=len(tokenizer)), copy.deepcopy(REFUSED[kind])
     given = {"peft": peft, "model": model} if way == "config" else {"model": wrapped(model, peft)}
@@ -148,26 +140,28 @@ def spoil(kind, weight, index):
 
 
 @pytest.mark.parametrize(
-    ("kind", "part"), [("zero", "embed_tokens"), ("equal", "lm_head"), ("mean", "embed_tokens"), ("zero", "lm_head")]
+    ("kind", "part"), [("zero", "model.embed_tokens"), ("equal", "lm_head"), ("mean", "model.embed_tokens")]
 )
-def test_an_untrained_end_of_turn_is_a_warning(kind, part, tmp_path, chatml, caplog):
+def test_untrained_rows(kind, part, chatml):
     end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
     model = tiny_model("llama", vocab_size=len(chatml))
-    matrix = model.get_submodule("lm_head" if part == "lm_head" else "model.embed_tokens").weight
     assert untrained_rows(model, [end, start]) == []
-    spoil(kind, matrix, end)
+    spoil(kind, model.get_submodule(part).weight, end)
     assert untrained_rows(model, [end, start, end + 3]) == [end]
-    peft, rows = LoraConfig(**LINEAR), token_rows(model, chatml, ["<|im_end|>"])
-    trainer_for(tmp_path, chatml, step_rows(8), model=model, peft=peft, **STEPS)
+
+
+def test_an_untrained_end_of_turn_is_a_warning(tmp_path, chatml, caplog):
+    model = tiny_model("llama", vocab_size=len(chatml))
+    spoil("zero", model.lm_head.weight, chatml.convert_tokens_to_ids("<|im_end|>"))
+    rows = token_rows(model, chatml, ["<|im_end|>"])
+    assert list(rows) == ["model.embed_tokens", "lm_head"]
+    # All weights, or these rows, are trained.
+    for peft in (None, LoraConfig(**LINEAR, trainable_token_indices=rows)):
+        trainer_for(tmp_path, chatml, step_rows(8), model=model, peft=peft, **STEPS)
+    assert "never trained" not in caplog.text
+    trainer_for(tmp_path, chatml, step_rows(8), model=model, peft=LoraConfig(**LINEAR), **STEPS)
     (line,) = [one.getMessage() for one in caplog.records if "never trained" in one.getMessage()]
     assert f"--train_tokens '<|im_end|>' (in Python LoraConfig(trainable_token_indices={rows}))" in line
-    caplog.clear()
-    assert list(rows) == ["model.embed_tokens", "lm_head"]
-    trainer_for(tmp_path, chatml, step_rows(8), model=model, **STEPS)  # all weights are trained
-    trainer_for(
-        tmp_path, chatml, step_rows(8), model=model, peft=LoraConfig(**LINEAR, trainable_token_indices=rows), **STEPS
-    )
-    assert "never trained" not in caplog.text
 
 
 def test_train_tokens(tmp_path, chatml):
@@ -185,46 +179,33 @@ def test_train_tokens(tmp_path, chatml):
 # The learning rate
 
 
-@pytest.mark.parametrize("given", [None, pytest.param(5e-5, marks=pytest.mark.long)])
-def test_the_learning_rate_of_lora(given, tmp_path, tokenizer):
+def test_the_learning_rate_of_lora(tmp_path, tokenizer):
     """The same from Python and the command line, and written into the run's record."""
     base = model_for(tokenizer, tmp_path / "base")
-    expected = given or 2e-4
     data = write(tmp_path / "rows.jsonl", step_rows(8))
-    rate = {} if given is None else {"learning_rate": given}
-    options = {"model_name": str(tmp_path / "base"), "train_file": [str(data)], "lora": True, "max_steps": 1, **rate}
+    options = {"model_name": str(tmp_path / "base"), "train_file": [data], "lora": True, "max_steps": 1}
     train(**options, output_dir=str(tmp_path / "run"))
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["learning_rate"] == expected
-    resolved = yaml.safe_load((tmp_path / "run" / "resolved.yaml").read_text())
-    assert float(resolved["learning_rate"]) == expected
-    for way in ({"peft": LoraConfig(**LINEAR)}, {"model": wrapped(copy.deepcopy(base), LoraConfig(**LINEAR))}):
-        more = {"model": base, "learning_rate": given, **way}
-        assert trainer_for(tmp_path, tokenizer, step_rows(8), **more).args.learning_rate == expected
-    assert trainer_for(tmp_path, tokenizer, step_rows(8), model=base, learning_rate=given).args.learning_rate == (
-        given or 2e-5
-    )
-
-
-RATE = "learning rate"
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["settings"]["learning_rate"] == 2e-4
+    assert float(yaml.safe_load((tmp_path / "run" / "resolved.yaml").read_text())["learning_rate"]) == 2e-4
+    adapted = wrapped(copy.deepcopy(base), LoraConfig(**LINEAR))
+    for model, peft, rate in ((base, LoraConfig(**LINEAR), 2e-4), (adapted, None, 2e-4), (base, None, 2e-5)):
+        trainer = trainer_for(tmp_path, tokenizer, step_rows(8), model=model, peft=peft, learning_rate=None)
+        assert trainer.args.learning_rate == rate
 
 
 @pytest.mark.parametrize(
     ("run", "rate", "expected"),
     [
-        ({"model_name": "m", "lora": True}, None, "learning rate 0.0002"),
-        ({"model_name": "m", "lora": True}, 2e-5, "learning rate 2e-05 (low for LoRA: the default is 0.0002)"),
-        ({"model_name": "m"}, 1e-4, "learning rate 0.0001"),
-        (
-            {"model_name": "m"},
-            2e-4,
-            f"{RATE} 0.0002 (high for all weights of a pretrained model: the default is 2e-05)",
-        ),
-        ({"model_name": "tiny"}, 2e-5, f"{RATE} 2e-05 (low for a model from random weights: the default is 0.001)"),
-        ({"model_name": "m", "pretrain": True, "lora": True}, None, "learning rate 0.001"),
+        ({"model_name": "m", "lora": True}, None, "0.0002"),
+        ({"model_name": "m", "lora": True}, 2e-5, "2e-05 (low for LoRA: the default is 0.0002)"),
+        ({"model_name": "m"}, 1e-4, "0.0001"),
+        ({"model_name": "m"}, 2e-4, "0.0002 (high for all weights of a pretrained model: the default is 2e-05)"),
+        ({"model_name": "tiny"}, 2e-5, "2e-05 (low for a model from random weights: the default is 0.001)"),
+        ({"model_name": "m", "pretrain": True, "lora": True}, None, "0.001"),
     ],
 )
 def test_an_unusual_learning_rate_is_in_the_summary(run, rate, expected):
-    assert rate_line(JEPAConfig(learning_rate=rate, use_cpu=True), RunOptions(**run)) == expected
+    assert rate_line(JEPAConfig(learning_rate=rate, use_cpu=True), RunOptions(**run)) == f"learning rate {expected}"
     assert "(" not in rate_line(JEPAConfig(learning_rate=rate, use_cpu=True, optim="sgd"), RunOptions(**run))
 
 

@@ -10,6 +10,7 @@ import pytest
 from stepjepa.data.types import Span, Turn
 from stepjepa.errors import ConfigError
 from stepjepa.objectives.semantic_tube import draw_span, length_weight
+from stepjepa.training.options import JEPAOptions
 from support.encoding import found_by
 from support.tube import Side, draw_tube, tube_of, tube_of_spans, tube_options
 
@@ -147,13 +148,13 @@ def test_degenerate_contents(user, answer, without):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"max_length": 0}, "max_length is 0; a span of mode span has at least 1 tokens"),
-        ({"max_length": 1, "mode": "three_index"}, "max_length is 1; a span of mode three_index has at least 2"),
+        ({"tube_max_length": 0}, "max_length is 0; a span of mode span has at least 1 tokens"),
+        ({"tube_max_length": 1, "tube_mode": "three_index"}, "is 1; a span of mode three_index has at least 2"),
     ],
 )
 def test_options_are_checked(options, message):
     with pytest.raises(ConfigError, match=message):
-        tube_options(**options)
+        JEPAOptions(objective="semantic_tube", **options).check()
 
 
 # bos [a b c] eot hdr [d d|e|f f]: the answer's steps end at the offsets 5, 6 and 8 of 8

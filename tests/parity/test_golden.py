@@ -27,16 +27,15 @@ from stepjepa.training.trainer import JEPATrainer
 from support.tube import tube_of_spans, tube_options
 
 
+def read(golden, name):
+    return json.loads((golden / f"{name}.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def model(golden):
     model = AutoModelForCausalLM.from_pretrained(golden / "llama_tiny", dtype=torch.float32).eval()
     attach_forest_forward(model, model.config.vocab_size)
     return model
-
-
-@pytest.fixture(scope="module")
-def values(golden):
-    return json.loads((golden / "step.json").read_text())
 
 
 def examples_for(golden, tokenizer, **options):
@@ -45,19 +44,20 @@ def examples_for(golden, tokenizer, **options):
     return list(encode(RowSource(golden / "examples_steps.jsonl"), tokenizer, settings)[0]), settings
 
 
-def test_lm_loss(golden, golden_tokenizer, model, values):
+def test_lm_loss(golden, golden_tokenizer, model):
     examples, _ = examples_for(golden, golden_tokenizer, predictors=0)
     with torch.no_grad():
         output = model(batch=ForestCollator((), 0)(examples))
-    expected = values["lm"]
+    expected = read(golden, "step")["lm"]
     labels = sum(stop - start for example in examples for start, stop in example.labels)
     assert labels == expected["n_tokens"]
     assert float(output.lm_loss_sum) / labels == pytest.approx(expected["loss_token_mean"], rel=2e-5)
 
 
-def test_step_jepa_cases(golden, golden_tokenizer, model, values):
-    assert len(values["cases"]) >= 8
-    for case in values["cases"]:
+def test_step_jepa_cases(golden, golden_tokenizer, model):
+    cases = read(golden, "step")["cases"]
+    assert len(cases) >= 8
+    for case in cases:
         ids = [golden_tokenizer.convert_tokens_to_ids(f"<|predictor_{k}|>") for k in range(1, case["K"] + 1)]
         if case["order"] == "descending":
             ids.reverse()
@@ -101,7 +101,7 @@ def check(store, rows):
 
 
 def test_llama3(golden, llama3_tokenizer):
-    rows = json.loads((golden / "step_boundaries_llama3.json").read_text())["llama3"]
+    rows = read(golden, "step_boundaries_llama3")["llama3"]
     store, report = encode_rows(golden, llama3_tokenizer)
     check(store, rows)
     ends = [tuple(llama3_tokenizer.decode([e.trunk[at]]) for at in readouts(e, p)) for e in store for p in e.pairs]
@@ -116,7 +116,7 @@ def test_llama3(golden, llama3_tokenizer):
 
 
 def test_reference_tokenizer(golden, golden_tokenizer):
-    record = json.loads((golden / "step.json").read_text())
+    record = read(golden, "step")
     store, report = encode_rows(golden, golden_tokenizer)
     check(store, record["examples"])
     lengths = [stop - start for example in store for start, stop in example.labels]
@@ -132,8 +132,8 @@ def test_reference_tokenizer(golden, golden_tokenizer):
 
 
 def test_question_and_answer_spans(golden, golden_tokenizer):
-    tube = json.loads((golden / "semantic_tube.json").read_text())
-    official = json.loads((golden / "official.json").read_text())
+    tube = read(golden, "semantic_tube")
+    official = read(golden, "official")
     settings = settings_for((), JEPAOptions(objective="llm_jepa"))
     rows, renderer = golden / "examples_synth.jsonl", ChatRenderer(golden_tokenizer)
     store, report = encode_dataset(rows, golden_tokenizer, renderer, settings)
@@ -162,9 +162,9 @@ def trainer_for(golden, golden_tokenizer, tmp_path):
 
 @pytest.mark.parametrize("forward", ["packed", "two_pass"])
 def test_standalone_views(golden, trainer_for, forward):
-    values = json.loads((golden / "official.json").read_text())
-    assert len(values["losses"]) >= 8
-    for case in values["losses"]:
+    cases = read(golden, "official")["losses"]
+    assert len(cases) >= 8
+    for case in cases:
         own = {"predictors": case["predictors"], "last_token": case["last_token"], "jepa_loss": case["loss"]}
         metrics = trainer_for("llm_jepa", views="standalone", forward=forward, **own).evaluate()
         assert metrics["eval_num_pairs"] == 8
@@ -172,8 +172,7 @@ def test_standalone_views(golden, trainer_for, forward):
 
 
 def test_standalone_token_ids(golden, trainer_for):
-    values = json.loads((golden / "official.json").read_text())["token_ids"]
-    for count, rows in values.items():
+    for count, rows in read(golden, "official")["token_ids"].items():
         trainer = trainer_for("llm_jepa", views="standalone", predictors=int(count))
         # This tokenizer knows predictor tokens; the rows begin as its vocabulary's and have ids of their own.
         predictors = trainer.processing_class.convert_tokens_to_ids(predictor_names(int(count)))[::-1]
@@ -184,7 +183,7 @@ def test_standalone_token_ids(golden, trainer_for):
 
 
 def test_label_rules(golden, trainer_for):
-    values = {row["labels"]: row for row in json.loads((golden / "official.json").read_text())["lm_by_label_rule"]}
+    values = {row["labels"]: row for row in read(golden, "official")["lm_by_label_rule"]}
     for labels, rule in (("assistant", "content_plus_eot"), ("reference", "collator_pad_is_eot")):
         trainer = trainer_for("regular", labels=labels)
         assert trainer.evaluate()["eval_lm_loss"] == pytest.approx(values[rule]["plain_hf_loss"], rel=2e-6)
@@ -192,9 +191,8 @@ def test_label_rules(golden, trainer_for):
 
 
 def test_gradients(golden, trainer_for):
-    values = json.loads((golden / "official.json").read_text())["gradients"]
     weights = {"jepa_only": (0.0, 1.0), "gamma1_lbd0.5": (1.0, 0.5)}
-    for case in values:
+    for case in read(golden, "official")["gradients"]:
         if case["what"] not in weights:
             continue
         gamma, lbd = weights[case["what"]]
@@ -216,9 +214,8 @@ def test_gradients(golden, trainer_for):
 
 
 def test_semantic_tube_without_draws(golden, trainer_for):
-    values = json.loads((golden / "semantic_tube.json").read_text())["cases"]
     modes = {"linear e2e": "e2e", "curvature": "curvature"}
-    cases = [case for case in values if case["case"] in modes]
+    cases = [case for case in read(golden, "semantic_tube")["cases"] if case["case"] in modes]
     assert len(cases) == 2
     for case in cases:
         metrics = trainer_for("semantic_tube", tube_mode=modes[case["case"]]).evaluate()
@@ -229,7 +226,7 @@ def nanogpt(golden):
     """The reference nanoGPT as the GPT-2 of transformers, which stores its matrices transposed."""
     from safetensors.torch import load_file
 
-    values = json.loads((golden / "nanogpt.json").read_text())
+    values = read(golden, "nanogpt")
     sizes = values["meta"]["config"]
     own = {name: sizes[name] for name in ("vocab_size", "n_embd", "n_layer", "n_head")}
     own |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0)
@@ -284,10 +281,10 @@ CASES = {
 def reference(golden):
     """The reference values and the states (T, D) of its rows after the final norm, each row run alone."""
     model = AutoModelForCausalLM.from_pretrained(golden / "llama_tiny", dtype=torch.float32).eval()
-    rows = json.loads((golden / "official.json").read_text())["token_ids"]["0"]
+    rows = read(golden, "official")["token_ids"]["0"]
     with torch.no_grad():
         states = [model.model(torch.tensor([row["full"]])).last_hidden_state[0] for row in rows]
-    return json.loads((golden / "semantic_tube.json").read_text()), states
+    return read(golden, "semantic_tube"), states
 
 
 def contents(values, case):

@@ -15,7 +15,7 @@ from support.models import TRAINED_VOCABULARY, made_up_examples, tiny_model
 
 
 def states(model, batch):
-    mask = attention_masks(batch, model.config, model.dtype)
+    mask = attention_masks(model, batch)
     with torch.no_grad():
         return run_backbone(model, batch.input_ids, mask, batch.position_ids)[0].flatten(0, 1)
 

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from stepjepa.data.types import MASKED
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
+from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.lora import lora_config
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.sampling import Draw, DrawnExamples, generator
-from support.objectives import SEED, Run, assert_same_direction_and_size, gradient, layouts, losses, name_of, prepare
+from support.objectives import SEED, assert_flops, assert_near, gradient, layouts, losses, name_of, prepare, run_alone
 from support.rows import step_rows
-from support.training import trainer_for, weights
+from support.training import SAVED, assert_resumes_alike, assert_train_alike, trainer_for
 
 MASKS = {"objective": "llm_jepa", "mask_ratio": 0.4}
 SPLIT = {"objective": "split", "mask_ratio": 0.4}
 
 
-def states_alone(run: Run, tokens: list[int], first: int = 0) -> torch.Tensor:
-    """Last hidden states (T, D) of one sequence; a token V + k is the k-th learned one."""
-    rows = torch.cat([run.model.get_input_embeddings().weight, run.model.jepa.predictors.weight])
-    inner = getattr(run.model, run.model.base_model_prefix)
-    positions = torch.arange(first, first + len(tokens))[None]
-    return inner(inputs_embeds=rows[tokens][None], position_ids=positions).last_hidden_state[0]
-
-
-def in_a_loop(run: Run, tokenizer, shuffled: bool = False) -> torch.Tensor:
+def in_a_loop(run, tokenizer, shuffled: bool = False) -> torch.Tensor:
     """The sum of 1 - cosine over rows of one turn, their views cut and masked by hand."""
     predictors, vocabulary = run.options.predictors, run.setup.vocabulary
     learned = list(range(vocabulary, vocabulary + predictors))
@@ -56,8 +45,8 @@ def in_a_loop(run: Run, tokenizer, shuffled: bool = False) -> torch.Tensor:
             begin = int(generator(SEED, 0, row, 6).integers(stop - start - length + 1))
             hidden = [begin <= place < begin + length for place in range(stop - start)]
         view = [vocabulary + predictors if hide else token for token, hide in zip(trunk[start:], hidden, strict=False)]
-        sources.append(states_alone(run, [*trunk[:start], *view, *learned])[-1])
-        targets.append(states_alone(run, trunk[target_start:end], first)[-1])
+        sources.append(run_alone(run.model, [*trunk[:start], *view, *learned])[-1])
+        targets.append(run_alone(run.model, trunk[target_start:end], first)[-1])
     if shuffled:
         targets = targets[1:] + targets[:1]
     if not run.options.target_grad:
@@ -86,7 +75,7 @@ def test_every_layout_equals_a_plain_loop(tokenizer, case, monkeypatch):
     for name, batch in layouts(run, monkeypatch):
         parts, found, of_lm = losses(run, batch)
         assert parts.jepa.item() == pytest.approx(expected.item(), rel=1e-4), name
-        assert_same_direction_and_size(found, wanted)
+        assert_near(found, wanted)
         # The chat is intact: the LM loss is that of a run without masks; the JEPA loss is another one.
         assert parts.lm.item() == pytest.approx(plain.lm.item(), rel=1e-6)
         assert of_lm.norm().item() == pytest.approx(lm_gradient.norm().item(), rel=1e-5)
@@ -108,18 +97,13 @@ def test_every_layout_equals_a_plain_loop(tokenizer, case, monkeypatch):
 def test_packed_equals_two_pass_and_costs_what_torch_counts(tokenizer, case, monkeypatch):
     run = prepare(tokenizer, case)
     assert any((segment.ids == MASKED).any() for example in run.examples for segment in example.segments)
-    cost = ModelCost.of(run.model.train(), run.setup.vocabulary)
-    for batch in (run.collator(forward)(run.examples) for forward in ("packed", "two_pass")):
-        with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
-            parts = run.model(batch=batch, step=0).parts
-            (parts["jepa_loss"].sum + parts["lm_loss"].sum).backward()
-        assert sum(batch_flops(batch, cost).values()) == counter.get_total_flops()
+    assert_flops(run, *(run.collator(way)(run.examples) for way in ("packed", "two_pass")))
     batches = dict(layouts(run, monkeypatch))
     expected, wanted, _ = losses(run, batches["two_pass"])
     for name, batch in batches.items():
         found, found_gradient, _ = losses(run, batch)
         assert found.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-5), name
-        assert_same_direction_and_size(found_gradient, wanted)
+        assert_near(found_gradient, wanted)
 
 
 def masks_of(tokenizer, epochs: int, seed: int = SEED, rows=None, **options) -> list[list[np.ndarray]]:
@@ -165,40 +149,18 @@ def test_all_of_the_content_and_nothing_else_is_masked_at_a_ratio_of_one(tokeniz
         assert np.array_equal(masked.ids[~hidden], whole.ids[~hidden])
 
 
-RUN = {"max_steps": 4, "save_steps": 2, "save_strategy": "steps", "lr_scheduler_type": "constant"}
-
-
 @pytest.mark.parametrize("peft", [None, lora_config(4)], ids=["full", "lora"])
 def test_a_resumed_run_masks_the_same_and_trains_the_mask_token(tmp_path, tokenizer, peft):
     def trainer(name, **more):
-        return trainer_for(tmp_path / name, tokenizer, step_rows(16), peft=peft, **RUN, **MASKS, predictors=1, **more)
+        return trainer_for(name, tokenizer, step_rows(16), peft=peft, **SAVED, **MASKS, predictors=1, **more)
 
-    whole = trainer("a")
-    before = weights(whole.model)
-    whole.train()
-    expected = weights(whole.model)
-    (rows,) = (name for name in expected if name.endswith("jepa.predictors.weight"))
-    assert (expected[rows] - before[rows]).norm(dim=1).min() > 1e-4 and len(expected[rows]) == 2
-    shutil.copytree(tmp_path / "a", tmp_path / "b")
-    shutil.rmtree(next((tmp_path / "b").rglob("checkpoint-4")))
-    resumed = trainer("b")
-    resumed.train(resume_from_checkpoint=True)
-    assert all(torch.equal(value, expected[name]) for name, value in weights(resumed.model).items())
+    before, (whole, _) = trainer(tmp_path), assert_resumes_alike(trainer, tmp_path)
+    moved = [causal_lm(run.model).jepa.predictors.weight.detach() for run in (before, whole)]
+    assert (moved[0] - moved[1]).norm(dim=1).min() > 1e-4 and len(moved[0]) == 2
     with pytest.raises(ConfigError, match="mask_span"):
-        trainer("b", mask_span=True).train(resume_from_checkpoint=True)
+        trainer(tmp_path / "cut", mask_span=True).train(resume_from_checkpoint=True)
 
 
-def test_without_a_weight_or_a_ratio_nothing_is_masked(tmp_path, tokenizer):
-    def after(name, **options):
-        run = trainer_for(tmp_path / name, tokenizer, step_rows(16), **options)
-        run.train()
-        return weights(run.model)
-
-    cases = [
-        ({**MASKS, "lbd": 0.0}, {"objective": "regular"}),
-        ({**MASKS, "mask_ratio": 0.0}, {"objective": "llm_jepa"}),
-    ]
-    for number, (case, plain) in enumerate(cases):
-        found, expected = after(f"{number}", **case), after(f"{number} plain", **plain)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(value, expected[name]) for name, value in found.items())
+@pytest.mark.parametrize(("unset", "plain"), [("lbd", "regular"), ("mask_ratio", "llm_jepa")])
+def test_without_a_weight_or_a_ratio_nothing_is_masked(tmp_path, tokenizer, unset, plain):
+    assert_train_alike(tmp_path, tokenizer, step_rows(16), {**MASKS, unset: 0.0}, {"objective": plain})

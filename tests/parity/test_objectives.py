@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from stepjepa.analysis.states import FINAL, read_states
-from stepjepa.modeling.extras import with_predictors
-from stepjepa.modeling.forward import causal_lm
 from support.objectives import (
     CASES,
     IN_CONTEXT,
@@ -22,13 +20,12 @@ from support.objectives import (
     STEPS,
     TUBE,
     Options,
-    Parts,
-    Run,
-    assert_same_direction_and_size,
+    assert_same_losses,
     in_one_row,
     losses,
     name_of,
     prepare,
+    run_alone,
 )
 from support.rows import step_rows
 
@@ -45,16 +42,11 @@ def test_packed_equals_two_pass(tokenizer, case):
     reference_batch = run.collator("two_pass")(run.examples)
     apart = run.setup.objective.separate_targets
     assert (reference_batch.target_rows is not None) == apart
-    expected, jepa_gradient, lm_gradient = losses(run, reference_batch)
-    assert expected.jepa > 0 and (expected.regularizer > 0) == (run.options.regularizer != "none")
-    for name, batch in batches.items():
+    expected = losses(run, reference_batch)
+    assert expected[0].jepa > 0 and (expected[0].regularizer > 0) == (run.options.regularizer != "none")
+    for batch in batches.values():
         assert batch.views is None and (batch.target_rows is not None) == apart
-        found, found_jepa_gradient, found_lm_gradient = losses(run, batch)
-        for part in Parts._fields:
-            value, want = getattr(found, part).item(), getattr(expected, part).item()
-            assert value == pytest.approx(want, rel=1e-5, abs=1e-5), (name, part)
-        assert_same_direction_and_size(found_lm_gradient, lm_gradient)
-        assert_same_direction_and_size(found_jepa_gradient, jepa_gradient)
+        assert_same_losses(run, batch, expected)
 
 
 def test_the_comparison_can_fail(tokenizer):
@@ -72,14 +64,6 @@ def test_the_comparison_can_fail(tokenizer):
 
 
 # Views as sequences of their own, written out by hand and run one by one
-
-
-def alone(run: Run, ids: list[int], first: int = 0) -> torch.Tensor:
-    """Last hidden states (T, D) of one sequence without a mask, its first token at position `first`."""
-    inner = causal_lm(run.model)
-    positions = torch.arange(first, first + len(ids))[None]
-    with with_predictors(inner, torch.tensor([ids])) as known:
-        return getattr(inner, inner.base_model_prefix)(known, position_ids=positions).last_hidden_state[0]
 
 
 def by_hand(tokenizer, case: Options, row, predictors: list[int]) -> tuple[list[int], int, list[int], int, int]:
@@ -133,10 +117,10 @@ def test_views_are_what_the_texts_say(tokenizer, case, model):
         output = run.model(batch=run.collator()(run.examples))
         for number, row in enumerate(rows):
             source, source_read, target, first, target_read = by_hand(tokenizer, case, row, predictors)
-            expected_source, expected_target = alone(run, source)[source_read], alone(run, target, first)[target_read]
-            torch.testing.assert_close(output.source_states[number], expected_source, atol=1e-5, rtol=0)
-            torch.testing.assert_close(output.target_states[number], expected_target, atol=1e-5, rtol=0)
-            assert (alone(run, source)[source_read - 1] - expected_source).abs().max() > 0.01
+            sources, targets = run_alone(run.model, source), run_alone(run.model, target, first)
+            torch.testing.assert_close(output.source_states[number], sources[source_read], atol=1e-5, rtol=0)
+            torch.testing.assert_close(output.target_states[number], targets[target_read], atol=1e-5, rtol=0)
+            assert (sources[source_read - 1] - sources[source_read]).abs().max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -150,10 +134,7 @@ def test_means_and_layers_are_what_the_texts_say(tokenizer, views, layer):
 
     def mean(text: str, skipped: str = "", first: int = 0) -> torch.Tensor:
         ids, before = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (text, skipped))
-        positions = torch.arange(first, first + len(ids))[None]
-        own = run.model.transformer(torch.tensor([ids]), position_ids=positions, output_hidden_states=True)
-        states = own.last_hidden_state if layer is None else own.hidden_states[layer]
-        return states[0, len(before) :].mean(0)
+        return run_alone(run.model, ids, first, layer)[len(before) :].mean(0)
 
     with torch.no_grad():
         output = run.model(batch=run.collator()(run.examples))
@@ -196,8 +177,7 @@ def test_a_tube_is_the_weighted_mean_over_spans(tokenizer, case):
     distances, weights = [], []
     for example in run.examples:
         with torch.no_grad():
-            own = run.model.model(torch.tensor([example.trunk.tolist()]), output_hidden_states=True)
-        states = own.hidden_states[1][0] if "tube_layer" in case else own.last_hidden_state[0]
+            states = run_alone(run.model, example.trunk, layer=case.get("tube_layer"))
         for pair in example.pairs:
             source, target = (sum(c * states[token] for _, token, c, _ in read.terms) for read in pair[:2])
             cosine = torch.cosine_similarity(source, target, dim=0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.objectives import assert_same_direction_and_size, in_one_row, losses, prepare
+from support.objectives import assert_same_losses, in_one_row, losses, prepare
 from support.tool_rows import CHATS, row, tool_tokenizer
 
 ROWS = [row(CHATS[name]) for name in ("one call", "call alone", "two calls", "two turns", "system")]
@@ -17,11 +17,7 @@ CASES = (
 def test_packed_equals_two_pass(name, case):
     run = prepare(tool_tokenizer(name), {**case, "max_length": 2000}, ROWS)
     assert [len(example.pairs) for example in run.examples][:3] == [1, 0, 1]
-    expected, jepa_gradient, lm_gradient = losses(run, run.collator("two_pass")(run.examples))
-    assert expected.jepa > 0 and expected.lm > 0
-    for batch in (run.collator()(run.examples), in_one_row(run.collator())(run.examples)):
-        found, found_jepa_gradient, found_lm_gradient = losses(run, batch)
-        for value, reference in zip(found, expected, strict=True):
-            assert value.item() == pytest.approx(reference.item(), rel=1e-5, abs=1e-5)
-        assert_same_direction_and_size(found_jepa_gradient, jepa_gradient)
-        assert_same_direction_and_size(found_lm_gradient, lm_gradient)
+    expected = losses(run, run.collator("two_pass")(run.examples))
+    assert expected[0].jepa > 0 and expected[0].lm > 0
+    for collate in (run.collator(), in_one_row(run.collator())):
+        assert_same_losses(run, collate(run.examples), expected)

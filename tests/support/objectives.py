@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from stepjepa.data.types import LM, Example, ForestOutput
 from stepjepa.forest.collate import ForestCollator
 from stepjepa.losses import lm
-from stepjepa.modeling.extras import TargetEncoder
+from stepjepa.modeling.extras import TargetEncoder, trained_extras
+from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.load import max_positions
 from stepjepa.training.datasets import encode
@@ -185,12 +188,13 @@ def in_one_row(collator: ForestCollator) -> ForestCollator:
     return InOneRow(**vars(collator))
 
 
-def layouts(run: Run, monkeypatch: Any, order: int = 1) -> Iterator[tuple[str, Any]]:
-    """The examples in every layout, by name, the last one in an order of its own with logits in chunks of seven rows."""
+def layouts(run: Run, monkeypatch: Any, order: int = 1, tensors: int = 1) -> Iterator[tuple[str, Any]]:
+    """The examples in every layout, by name, the last one in an order of its own with logits in chunks of seven rows, each
+    of so many `tensors`."""
     yield "several rows", run.collator(max_row_length=150)(run.examples)
     yield "segments", in_one_row(run.collator())(run.examples)
     yield "two_pass", run.collator("two_pass")(run.examples)
-    monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * run.setup.vocabulary,))
+    monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * tensors * run.setup.vocabulary,))
     yield "in chunks", run.collator()(run.examples[::order])
 
 
@@ -208,6 +212,19 @@ class Parts(NamedTuple):
         return cls(*values)
 
 
+def run_alone(model: Any, ids: Any, first: int = 0, layer: int | None = None) -> torch.Tensor:
+    """The states (T, D) of one sequence without a mask, its first token at position `first`; an id V + k is the k-th learned
+    token. They are those after a layer, or the last ones."""
+    inner = causal_lm(model)
+    rows, learned = inner.get_input_embeddings().weight, trained_extras(inner).predictors
+    if learned is not None:
+        rows = torch.cat([rows, learned.weight])
+    embedded, positions = rows[torch.as_tensor(ids).long()][None], torch.arange(first, first + len(ids))[None]
+    backbone = getattr(inner, inner.base_model_prefix)
+    output = backbone(inputs_embeds=embedded, position_ids=positions, output_hidden_states=True)
+    return output.last_hidden_state[0] if layer in (None, -1) else output.hidden_states[layer][0]
+
+
 def gradient(run: Run, value: torch.Tensor) -> torch.Tensor:
     """Of all parameters in one."""
     parameters = list(run.model.parameters())
@@ -221,6 +238,23 @@ def losses(run: Run, batch) -> tuple[Parts, torch.Tensor, torch.Tensor]:
     return parts, gradient(run, parts.jepa + parts.regularizer), gradient(run, parts.lm)
 
 
-def assert_same_direction_and_size(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_same_losses(run: Run, batch, expected) -> None:
+    """The parts of the loss and their gradients are those that `losses` has returned for another batch."""
+    parts, *gradients = losses(run, batch)
+    for name, value, want in zip(Parts._fields, parts, expected[0], strict=True):
+        assert value.item() == pytest.approx(want.item(), rel=1e-5, abs=1e-5), name
+    for found, wanted in zip(gradients, expected[1:], strict=True):
+        assert_near(found, wanted)
+
+
+def assert_flops(run: Run, *batches) -> None:
+    cost = ModelCost.of(run.model.train(), run.setup.vocabulary, objective=run.setup.objective)
+    for batch in batches:
+        with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
+            sum(part.sum for part in run.model(batch=batch, step=0).parts.values()).backward()
+        assert batch_flops(batch, cost) == counter.get_total_flops()
+
+
+def assert_near(found: torch.Tensor, expected: torch.Tensor) -> None:
     assert expected.norm() > 1e-3
     assert (found - expected).norm() < 1e-4 * expected.norm()

@@ -1,5 +1,6 @@
 """Trainers on tiny models and made-up rows, and what tests read off them."""
 
+import shutil
 from typing import Any
 
 import torch
@@ -15,6 +16,9 @@ from support.rows import step_rows
 Options = dict[str, Any]
 STEPS: Options = {"objective": "step_jepa", "step_pairs": "all"}
 JEPA: Options = {**STEPS, "predictors": 2}
+SAVED: Options = {
+    "max_steps": 4, "save_strategy": "steps", "save_steps": 2, "lr_scheduler_type": "constant",
+}  # fmt: skip
 # One run of every kind that asks the device for something else.
 METHODS: dict[str, Options] = {
     "step": JEPA,
@@ -67,6 +71,33 @@ def logs_of(trainer) -> list[dict[str, float]]:
 
 def weights(model) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def assert_same_weights(found, expected) -> None:
+    found, expected = weights(found), weights(expected)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in found.items())
+
+
+def assert_resumes_alike(make, folder) -> tuple[JEPATrainer, JEPATrainer]:
+    """A run of four steps (`make` gives its trainer for a folder) that is resumed after two has the weights of an
+    uninterrupted one; both trainers."""
+    whole = make(folder / "whole")
+    whole.train()
+    shutil.copytree(folder / "whole", folder / "cut")
+    shutil.rmtree(folder / "cut" / "out" / "checkpoint-4")
+    resumed = make(folder / "cut")
+    resumed.train(resume_from_checkpoint=True)
+    assert_same_weights(resumed.model, whole.model)
+    return whole, resumed
+
+
+def assert_train_alike(folder, tokenizer, rows, *ways) -> None:
+    """Two ways to set the options give the same weights."""
+    trainers = [trainer_for(folder / f"{number}", tokenizer, rows, **way) for number, way in enumerate(ways)]
+    for trainer in trainers:
+        trainer.train()
+    assert_same_weights(*(trainer.model for trainer in trainers))
 
 
 def trained(trainer) -> tuple[list[dict[str, float]], list[torch.Tensor]]:

@@ -24,10 +24,8 @@ class Tube(NamedTuple):
 
 
 def tube_options(**values: Any) -> TubeOptions:
-    """The ``tube_`` options of a run, checked."""
-    options = TubeOptions(**{f"tube_{name}": value for name, value in values.items()})
-    options.check_length()
-    return options
+    """The ``tube_`` options of a run."""
+    return TubeOptions(**{f"tube_{name}": value for name, value in values.items()})
 
 
 def tube_of(pairs: Sequence[Pair]) -> Tube:

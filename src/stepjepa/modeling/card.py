@@ -42,6 +42,11 @@ class Records(NamedTuple):
     step: int = 0
     name: str = ""
 
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """The options of the run."""
+        return self.run.get("settings", {})
+
 
 def is_hub_id(name: str) -> bool:
     """Whether a name has the form of a Hub id and is no local file or folder."""
@@ -89,7 +94,7 @@ def write_card(
     from huggingface_hub import ModelCard, ModelCardData
 
     run, adapter = records.run, read_object(folder / "adapter_config.json")
-    settings = run.get("settings", {})
+    settings = records.settings
     base = run.get("base_model", {})
     name = escaped(records.name or name)
     # Only the class name of a user's objective, since its path belongs to the machine.
@@ -143,13 +148,10 @@ def write_card(
 
 def _results(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """The results in the log entry of an evaluation, by name."""
-    names = [
-        name for name in evaluation if name.startswith("eval_") and not name.endswith(NO_RESULT)
-    ]
     return {
-        name.removeprefix("eval_"): evaluation[name]
-        for name in names
-        if _is_number(evaluation[name])
+        name.removeprefix("eval_"): value
+        for name, value in evaluation.items()
+        if name.startswith("eval_") and not name.endswith(NO_RESULT) and _is_number(value)
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -166,8 +167,7 @@ def _write(
         if missing:
             raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
         bare.save_pretrained(folder)
-    settings = records.run.get("settings")
-    template_kwargs = settings.get("chat_template_kwargs") if isinstance(settings, dict) else None
+    template_kwargs = records.settings.get("chat_template_kwargs")
     end = write_generation_config(inner, tokenizer, folder, template_kwargs)
     save_predictors(inner, folder)
     file = folder / SAFE_WEIGHTS_NAME
@@ -184,15 +184,14 @@ def write_generation_config(
     inner: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
-    template_kwargs: object,
+    template_kwargs: Mapping[str, Any] | None,
 ) -> int | None:
     """Write a causal LM's generation config, so that the token that ends an answer in training also ends generation. Returns
     that token, or None.
 
     transformers, vLLM and others stop at the ids in this file, and do not read the chat template.
     """
-    kwargs = template_kwargs if isinstance(template_kwargs, dict) else None
-    renderer = usable_renderer(tokenizer, kwargs)
+    renderer = usable_renderer(tokenizer, template_kwargs)
     config = copy.deepcopy(inner.generation_config) or GenerationConfig()
     original = config.eos_token_id
     # `generate` falls back to the model's configuration.
@@ -378,12 +377,18 @@ def export_checkpoint(options: ExportOptions) -> Export:
         if problem is not None:
             raise ConfigError(f"{folder}: {problem}; take another checkpoint")
     _check_target(target, place, options.overwrite_output_dir)
-    record = read_object(run / "run.json")
-    recorded = record.get("settings")
-    settings = recorded if isinstance(recorded, dict) else {}
-    merge = bool(
-        settings.get(_NAME.merge_lora) if options.merge_lora is None else options.merge_lora
+    # A checkpoint has the Trainer's state, a final model the metrics; both hold the log.
+    log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
+    records = Records(
+        read_object(run / "run.json"),
+        read_object(run / "data_report.json"),
+        log.get("log_history", ()),
+        log.get("global_step", log.get("steps", 0)),
     )
+    settings = records.settings
+    merge = options.merge_lora
+    if merge is None:
+        merge = bool(settings.get(_NAME.merge_lora))
     if merge and adapter and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         raise ConfigError(
             f"{folder}: was trained on quantised weights, into which no adapter is merged; leave out --{_NAME.merge_lora}"
@@ -403,15 +408,13 @@ def export_checkpoint(options: ExportOptions) -> Export:
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trusted)
     attach_saved(causal_lm(model), folder)
 
-    # A checkpoint has the Trainer's state, a final model the metrics; both hold the log.
-    log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
-    steps = log.get("global_step", log.get("steps", 0))
-    records = Records(
-        record, read_object(run / "data_report.json"), log.get("log_history", ()), steps
-    )
-    keep = options.keep_predictors
     written = export_model(
-        model, tokenizer, target, merge_lora=merge, keep_predictors=keep, records=records
+        model,
+        tokenizer,
+        target,
+        merge_lora=merge,
+        keep_predictors=options.keep_predictors,
+        records=records,
     )
     # `evaluate` and other commands read how the weights were trained, such as the system prompts.
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
@@ -437,7 +440,7 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
 def _load_base(
     folder: Path,
     tokenizer: PreTrainedTokenizerBase,
-    run: dict[str, Any],
+    run: Mapping[str, Any],
     name: str | None,
     trust_remote_code: bool,
 ) -> PreTrainedModel:

@@ -348,11 +348,6 @@ def with_predictors(
 # Target encoders
 
 
-def momentum_at(done: float, start: float, end: float) -> float:
-    """``end - (end - start) * (cos(pi * done) + 1) / 2`` for the share `done` in [0, 1] of the training."""
-    return end - (end - start) * (math.cos(math.pi * min(max(done, 0.0), 1.0)) + 1) / 2
-
-
 class TargetEncoder:
     """Shadows of a model's trained weights, which then encode its targets. Both encoders share the frozen weights.
 
@@ -461,7 +456,10 @@ def move_targets(model: nn.Module, options: EMAOptions, done: float) -> None:
     """
     encoder = target_encoder(causal_lm(model))
     if isinstance(encoder, TargetEncoder) and encoder.moves:
-        encoder.update(momentum_at(done, options.ema_momentum, options.ema_momentum_end))
+        # From 1 at the start to 0 at the end.
+        share = (math.cos(math.pi * done) + 1) / 2
+        end = options.ema_momentum_end
+        encoder.update(end - (end - options.ema_momentum) * share)
 
 
 def target_encoder(inner: PreTrainedModel) -> TargetEncoder | OtherEncoder | None:

@@ -1,4 +1,4 @@
-"""Floating point operations of a training step by kind of token, from the shapes of a collated batch alone.
+"""Floating point operations of a training step, from the shapes of a collated batch alone.
 
 The operations are those that `torch.utils.flop_counter` counts: matrix products, 2 FLOPs per multiply-add, and the scores
 and values of attention. `ModelCost.of` counts a few passes of a few tokens, forward and backward, through the model with its
@@ -25,18 +25,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import PreTrainedModel
 
-from stepjepa.data.types import ISOLATED, TRUNK, Batch, Rows
-from stepjepa.forest.visibility import packed_fields
+from stepjepa.data.types import Batch, Rows
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.extras import OtherEncoder, target_encoder, trained_extras
 from stepjepa.modeling.forward import run_backbone
 from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
 from stepjepa.objectives.base import Objective
-
-# "head" covers the LM head at labelled positions, the predictor head, if any, at the sources, and the objective's modules.
-KINDS = ("trunk", "branch", "target", "head", "padding")
-_TRUNK, _BRANCH, _TARGET, _, _PADDING = range(len(KINDS))
 
 
 def _attention(*shapes: Any, backward: bool = False, **_: object) -> int:
@@ -232,71 +227,26 @@ def _measured(inner: PreTrainedModel) -> Iterator[None]:
             weight._post_accumulate_grad_hooks.update(hooks)
 
 
-def batch_flops(batch: Batch, cost: ModelCost) -> dict[str, float]:
-    """FLOPs of forward and backward on one batch, by `KINDS`.
-
-    A token is ``trunk`` (segment 0), ``branch`` if its segment sees the trunk or a source is read there, else ``target`` or
-    ``padding``. An `inline` sequence is all trunk. In the two-pass form, a source's row is ``branch``, including the part of
-    the trunk that it repeats. `target_rows` have only a forward pass.
-    """
-    flops = dict.fromkeys(KINDS, 0.0)
-    kinds = len(KINDS)
-    for rows, kinds_L, gradient in _passes(batch):
-        # For each kind: its tokens, its tokens whose states are read, and the keys of all its queries.
-        read_L = kinds_L if rows.read_positions is None else kinds_L[rows.read_positions]
-        tokens = torch.bincount(kinds_L, minlength=kinds).tolist()
-        reads = torch.bincount(read_L, minlength=kinds).tolist()
-        keys = torch.bincount(kinds_L, _keys(rows).double(), minlength=kinds).tolist()
-        price = cost.train if gradient else cost.forward
-        for kind, name in enumerate(KINDS):
-            flops[name] += tokens[kind] * price.token
-            flops[name] += reads[kind] * price.read
-            flops[name] += keys[kind] * price.key
-    flops["head"] += cost.heads(len(batch.label_positions), batch.pairs)
-    return flops
-
-
-def _passes(batch: Batch) -> Iterator[tuple[Rows, torch.Tensor, bool]]:
-    """The calls of the backbone on a batch, as in `modeling.forward`: the rows, the kind of each token (L,) int64, and
-    whether there is a backward pass."""
+def batch_flops(batch: Batch, cost: ModelCost) -> float:
+    """FLOPs of forward and backward on one batch, padding included; `target_rows` have only a forward pass."""
+    total = cost.heads(len(batch.label_positions), batch.pairs)
     for rows in batch.every_rows:
-        kinds = torch.full_like(rows.input_ids, _TRUNK if rows is batch.rows else _TARGET)
-        if rows is batch.views:
-            kinds[: batch.branches] = _BRANCH
-        elif rows is batch.rows and rows.example is not None:
-            kinds = _kinds(batch)
-        yield (
-            rows,
-            torch.where(rows.filled, kinds, _PADDING).flatten(),
-            rows is not batch.target_rows,
-        )
+        tokens = rows.input_ids.numel()
+        read = tokens if rows.read_positions is None else len(rows.read_positions)
+        price = cost.forward if rows is batch.target_rows else cost.train
+        total += tokens * price.token
+        total += read * price.read
+        total += _keys(rows) * price.key
+    return total
 
 
-def _kinds(batch: Batch) -> torch.Tensor:
-    """(R, T) int64, the kind of each token of packed rows; padding has an arbitrary one."""
-    example, segment, _, attach = packed_fields(batch.rows)
-    on_trunk = segment == TRUNK
-    # Isolated sources and targets both see no trunk; a segment in which a source is read belongs to a source. Numbers are
-    # unique within the batch.
-    number = segment + example * (segment.max() + 1)
-    source_numbers = number.flatten()[batch.sources.positions]
-    of_source = (attach != ISOLATED) | torch.isin(number, source_numbers)
-    kinds = torch.full_like(segment, _TARGET)
-    kinds[of_source] = _BRANCH
-    kinds[on_trunk] = _TRUNK
-    return kinds
-
-
-def _keys(rows: Rows) -> torch.Tensor:
-    """(L,) int64, the number of keys of each token's query."""
-    keys = torch.full_like(rows.input_ids, rows.input_ids.shape[1]).flatten()
-    if rows.forests is not None:
-        keys = torch.zeros_like(keys)
-        forests = sorted(rows.forests.tolist())
-        for (begin, _), segments in zip(forests, segment_plan(rows).forests, strict=True):
-            for segment in segments:
-                keys[begin : begin + segment.length] = (
-                    segment.length + segment.branch * segments[0].length
-                )
-                begin += segment.length
+def _keys(rows: Rows) -> int:
+    """The keys of all queries."""
+    if rows.forests is None:
+        return rows.input_ids.numel() * rows.input_ids.shape[1]
+    keys = 0
+    for segments in segment_plan(rows).forests:
+        for segment in segments:
+            seen = segment.length + segment.branch * segments[0].length
+            keys += segment.length * seen
     return keys

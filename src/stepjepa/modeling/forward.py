@@ -30,12 +30,10 @@ from stepjepa.modeling.masks import AttentionMask, attention_masks, heeds_window
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
-    compute_dtype,
     decoder_layers,
     forward_as,
     output_head,
     own_forward,
-    text_config,
 )
 from stepjepa.objectives.base import ModelView, Objective
 
@@ -86,6 +84,7 @@ def attach_forest_forward(
     output_head(inner, vocabulary)
     heeds_window(inner)
 
+    # PEFT passes the arguments of the model's own forward too, all None.
     def forward(
         self: Any,
         *args: Any,
@@ -99,7 +98,7 @@ def attach_forest_forward(
         if batch is None:
             return own_forward(self)(*args, **kwargs)
         return _forest_forward(
-            self, vocabulary, objective, batch, step, predict_ids, token_sums, noise
+            self, vocabulary, objective, noise, batch, step, predict_ids, token_sums
         )
 
     vars(inner)["_own_forward"] = original
@@ -121,33 +120,24 @@ def _forest_forward(
     model: PreTrainedModel,
     vocabulary: int,
     objective: Objective | None,
+    noise: float | None,
     batch: Batch,
     step: int | None,
-    predict: bool,
+    predict_ids: bool,
     token_sums: bool,
-    noise: float | None,
 ) -> ForestOutput:
     # Before any pass with a graph: an EMA encoder exchanges the weights in place.
     separate = separate_targets(model, batch)
-    sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
-    layers = {layer for side in sides for layer in side.layers}
+    layers = {*batch.sources.layers, *(batch.targets.layers if separate is None else ())}
     # (R * T, D) for each layer; the states of the view rows of `two_pass` follow those of the chats.
     with noisy_chats(model, batch.rows, noise) if noise and model.training else nullcontext():
         by_layer = layer_states(model, batch.rows, layers)
     if batch.views is not None:
         views = layer_states(model, batch.views, layers)
         by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
-    states = by_layer[None]
-    if layers != {None} or any(side.vectors is not None for side in sides):
-        predicting = states.index_select(0, batch.label_positions)
-        vectors = [read_layers(by_layer, side) for side in sides]
-    else:
-        # One gather for all reads, so that the backward pass scatters once.
-        parts = [batch.label_positions, *(side.positions for side in sides)]
-        predicting, *vectors = states.index_select(0, torch.cat(parts)).split(
-            [len(part) for part in parts]
-        )
-    source, target = vectors[0], vectors[1] if separate is None else separate
+    predicting = by_layer[None].index_select(0, batch.label_positions)
+    source = read_layers(by_layer, batch.sources)
+    target = read_layers(by_layer, batch.targets) if separate is None else separate
 
     # The LM loss is complete here; the objective adds its parts below.
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)
@@ -158,7 +148,7 @@ def _forest_forward(
         {LM: LossPart(lm_sum, batch.label_ids.numel(), lm_weight)},
         source if predictor is None else predictor(source, batch.groups),
         target,
-        head.most_likely(model, predicting) if predict else None,
+        head.most_likely(model, predicting) if predict_ids else None,
         sums[1:].detach() if token_sums else None,
     )
     if objective is not None and step is not None:
@@ -240,8 +230,7 @@ def layer_states(
     """The states (R * T, D) of one call of the backbone, by layer; always with None, after the final norm."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
-        config = text_config(model.config)
-        mask = attention_masks(rows, config, compute_dtype(model), heeds_window(model))
+        mask = attention_masks(model, rows)
     # Hooks keep only the requested layers, unlike `output_hidden_states`.
     kept: dict[int, list[torch.Tensor]] = {}
     with ExitStack() as stack:

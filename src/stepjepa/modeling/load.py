@@ -9,7 +9,6 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,7 +64,7 @@ class Preset:
     """A built-in model, a Llama with tied embeddings.
 
     `vocabulary` is the maximal number of tokens; `words` chooses a token per word instead of byte-level BPE. All other
-    fields have the names of the configuration."""
+    fields are those of the configuration."""
 
     vocabulary: int
     hidden_size: int
@@ -77,20 +76,18 @@ class Preset:
 
     def config(self, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
         """The configuration, with the tokenizer's special ids."""
-        of_tokenizer = ("vocabulary", "words")
-        sizes: dict[str, Any] = {
-            name: value for name, value in vars(self).items() if name not in of_tokenizer
-        }
-        ids = {
-            name: getattr(tokenizer, name)
-            for name in ("bos_token_id", "eos_token_id", "pad_token_id")
-        }
         return LlamaConfig(
             vocab_size=len(tokenizer),
+            hidden_size=self.hidden_size,
+            intermediate_size=self.intermediate_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=self.num_attention_heads,
+            initializer_range=self.initializer_range,
             max_position_embeddings=2048,
             tie_word_embeddings=True,
-            **sizes,
-            **ids,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
         )
 
 
@@ -228,7 +225,8 @@ def load_model(
     Raises:
         ConfigError: the model cannot be loaded, or its weights are not finite.
     """
-    random = is_preset(name) or pretrain
+    preset = PRESETS[name] if is_preset(name) else None
+    random = pretrain or preset is not None
     # Random weights have no saved dtype.
     own_dtype = "float32" if random and dtype == "auto" else dtype
     kwargs = dict[str, Any](trust_remote_code=trust_remote_code, dtype=own_dtype)
@@ -239,19 +237,26 @@ def load_model(
             f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
             "it (stepjepa export) and give that folder"
         )
-    if not is_preset(name):
-        _check_decoder(name, trust_remote_code)
-    source = {} if is_preset(name) else model_source(name)
+    source = {} if preset else model_source(name)
+    try:
+        config = (
+            preset.config(tokenizer)
+            if preset
+            else AutoConfig.from_pretrained(**source, trust_remote_code=trust_remote_code)
+        )
+    except Exception as error:
+        raise _not_loaded("model", name, error) from None
+    # transformers may load its decoder alone, with a random embedding.
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has a decoder alone"
+        )
     if quantized is not None:
         kwargs["quantization_config"] = quantized
     elif "gguf_file" in source and not random:
         kwargs |= dequantizing()
     try:
         if random:
-            preset = PRESETS[name].config(tokenizer) if is_preset(name) else None
-            config = preset or AutoConfig.from_pretrained(
-                **source, trust_remote_code=trust_remote_code
-            )
             set_seed(seed)
             model = AutoModelForCausalLM.from_config(config, **kwargs)
         else:
@@ -328,24 +333,6 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
         if not has_part:
             reason = f"the folder holds no {_PARTS[what]}, as save_pretrained writes them"
     return ConfigError(f"{MODEL} {name}: {reason}")
-
-
-def _check_decoder(name: str, trust_remote_code: bool) -> None:
-    """Refuse an encoder-decoder: transformers may load its decoder alone, with a random embedding.
-
-    Raises:
-        ConfigError: the model is an encoder-decoder.
-    """
-    config = None
-    # Loading the model reports a configuration that cannot be read.
-    with suppress(Exception):
-        config = AutoConfig.from_pretrained(
-            **model_source(name), trust_remote_code=trust_remote_code
-        )
-    if getattr(config, "is_encoder_decoder", False):
-        raise ConfigError(
-            f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has a decoder alone"
-        )
 
 
 def max_positions(model: PreTrainedModel) -> int | None:

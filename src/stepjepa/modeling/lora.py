@@ -111,8 +111,10 @@ def warn_of_untrained(
     logger.warning(
         "the base model has never trained the embedding of %s, and LoRA does not change it, so the model hardly learns to "
         "end an answer; give %s %s (in Python LoraConfig(trainable_token_indices=%s))",
-        *(escaped(str(tokenizer.convert_ids_to_tokens(end))), _TOKENS),
-        *(escaped(shlex.join(names)), token_rows(inner, tokenizer, names)),
+        escaped(str(tokenizer.convert_ids_to_tokens(end))),
+        _TOKENS,
+        escaped(shlex.join(names)),
+        token_rows(inner, tokenizer, names),
     )
 
 

@@ -45,7 +45,14 @@ from stepjepa.forest.visibility import (
     packed_fields,
 )
 from stepjepa.modeling.options import ModelOptions
-from stepjepa.modeling.parts import backbone, distance, embedding_rows, text_config, unchanged
+from stepjepa.modeling.parts import (
+    backbone,
+    compute_dtype,
+    distance,
+    plain_ids,
+    text_config,
+    unchanged,
+)
 
 AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
 _NAME = Names(ModelOptions)
@@ -76,24 +83,17 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
     return None
 
 
-def attention_masks(
-    rows: Rows, config: PreTrainedConfig, dtype: torch.dtype, windows: bool = True
-) -> AttentionMask:
+def attention_masks(model: PreTrainedModel, rows: Rows) -> AttentionMask:
     """The `attention_mask` of a model for packed rows.
 
     * all layers alike: one mask (with the window if every layer slides, as in Mistral);
     * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
 
-    ``sdpa`` and ``eager`` get an additive mask in `dtype`, ``flex_attention`` a block mask, and a batch laid out for
-    attention by segments its plan. A mask is (R, 1, T, T).
-
-    Args:
-        config: the configuration of the text model.
-        dtype: the dtype of the model's attention scores (`parts.compute_dtype`).
-        windows: whether the model uses the `sliding_window` of its configuration (`heeds_window`).
+    ``sdpa`` and ``eager`` get an additive mask in the dtype of the scores, ``flex_attention`` a block mask, and a batch laid
+    out for attention by segments its plan. A mask is (R, 1, T, T).
     """
-    implementation = config._attn_implementation
-    window = getattr(config, "sliding_window", None) if windows else None
+    config = text_config(model.config)
+    window = getattr(config, _WINDOW, None) if heeds_window(model) else None
 
     def build(length: int | None) -> torch.Tensor | BlockMask:
         if rows.forests is not None:
@@ -101,10 +101,10 @@ def attention_masks(
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool).as_subclass(PlanMask)
             mask.plan = segment_plan(rows, length)
             return mask
-        if is_flex(implementation):
+        if is_flex(config._attn_implementation):
             return block_mask(rows, length)
         # Of a boolean mask, sdpa would keep an additive copy for every layer.
-        return additive_mask(rows, dtype, length)
+        return additive_mask(rows, compute_dtype(model), length)
 
     layers = set(getattr(config, "layer_types", None) or ())
     if not layers:
@@ -141,8 +141,6 @@ def attention_forward(
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
-    dropout: float = 0.0,
-    scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Attention of one layer as transformers calls it: (R, H, T, D) in, (R, T, H, D) out.
@@ -158,20 +156,9 @@ def attention_forward(
                 part.to(torch.get_autocast_dtype(kind)) for part in (query, key, value)
             )
         with _flex_settings(kind):
-            return flex_attention_forward(
-                module,
-                query,
-                key,
-                value,
-                attention_mask,
-                dropout=dropout,
-                scaling=scaling,
-                **kwargs,
-            )
+            return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if not isinstance(attention_mask, PlanMask):
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **kwargs
-        )
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     for name in ("softcap", "s_aux", "position_bias"):
         if kwargs.get(name) is not None:
             raise ValueError(f"attention by segments has no {name}")
@@ -182,8 +169,8 @@ def attention_forward(
         repeat_kv(key, groups),
         repeat_kv(value, groups),
         attention_mask.plan,
-        dropout,
-        scaling,
+        kwargs.get("dropout", 0.0),
+        kwargs.get("scaling"),
     )
     return output.transpose(1, 2).contiguous(), None
 
@@ -355,27 +342,23 @@ def segmented_attention(
 @contextmanager
 def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
     """Within this context every sliding window of the model, in configurations and layers, has this length."""
-    configs: dict[int, Any] = {
-        id(part.config): part.config for part in model.modules() if hasattr(part, "config")
-    }
-    owners = [
-        *configs.values(),
-        *(text_config(config) for config in configs.values()),
-        *model.modules(),
-    ]
-    lengths = {id(owner): (owner, vars(owner).get(_WINDOW)) for owner in owners}
-    # `type` and not `isinstance`: a boolean is no length. Owners without a window stay without one.
-    changed = [
-        (owner, original)
-        for owner, original in lengths.values()
-        if type(original) is int and original > 0
-    ]
+    owners: list[Any] = list(model.modules())
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig):
+            owners += [config, text_config(config)]
+    originals = []
+    for owner in owners:
+        original = vars(owner).get(_WINDOW)
+        # `type` and not `isinstance`: a boolean is no length. Owners without a window stay without one.
+        if type(original) is int and original > 0:
+            originals.append((owner, original))
     try:
-        for owner, _ in changed:
+        for owner, _ in originals:
             setattr(owner, _WINDOW, length)
         yield
     finally:
-        for owner, original in changed:
+        for owner, original in originals:
             setattr(owner, _WINDOW, original)
 
 
@@ -391,11 +374,9 @@ def heeds_window(model: PreTrainedModel) -> bool:
 
 def _try_window(model: PreTrainedModel) -> bool:
     """Compare the states of nine tokens under a short window with those under one that is longer than the text."""
-    embedding = embedding_rows(model)
-    if not getattr(text_config(model.config), _WINDOW, None) or embedding.device.type == "meta":
+    ids = plain_ids(model)
+    if not getattr(text_config(model.config), _WINDOW, None) or ids.is_meta:
         return True
-    # Small ids exist in every vocabulary.
-    ids = torch.arange(5, 14, device=embedding.device)[None] % len(embedding)
     states = []
     try:
         with torch.no_grad(), unchanged(model):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ _HEAD = "_stepjepa_output_head"
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The text part of a model's configuration, which multimodal configurations hold inside."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    return config.get_text_config()
 
 
 def causal_lm(model: nn.Module) -> PreTrainedModel:
@@ -66,6 +66,12 @@ def embedding_rows(model: PreTrainedModel) -> torch.Tensor:
 def vocabulary_size(model: PreTrainedModel) -> int:
     """V, the number of rows of the model's input embedding."""
     return int(embedding_rows(model).shape[0])
+
+
+def plain_ids(model: PreTrainedModel) -> torch.Tensor:
+    """Ids (1, 9) of a short text, on the model's device. Small ids exist in every vocabulary."""
+    weight = embedding_rows(model)
+    return torch.arange(5, 14, device=weight.device)[None] % len(weight)
 
 
 def name_of(model: nn.Module, part: nn.Module | None) -> str:
@@ -133,13 +139,10 @@ def has_experts(model: PreTrainedModel) -> bool:
 
 def routed(model: PreTrainedModel) -> nn.Module:
     """The module that holds the experts, the text decoder; an empty module if there are none."""
+    if not has_experts(model):
+        return nn.Identity()
     part = backbone(model)
-    decoder = getattr(part, "language_model", None)
-    return (
-        (decoder if isinstance(decoder, nn.Module) else part)
-        if has_experts(model)
-        else nn.Identity()
-    )
+    return getattr(part, "language_model", part)
 
 
 def idle_layers(model: PreTrainedModel) -> list[str]:
@@ -147,15 +150,15 @@ def idle_layers(model: PreTrainedModel) -> list[str]:
 
     Experts are never listed. The list is empty if the model does not run.
     """
-    embedding, experts = embedding_rows(model), set(routed(model).modules())
-    if embedding.device.type == "meta":
+    ids = plain_ids(model)
+    if ids.is_meta:
         return []
     linears = {
         name: part for name, part in model.named_modules() if isinstance(part, (nn.Linear, Conv1D))
     }
-    # Six tokens do not reach every expert, so experts count as called.
+    # A few tokens do not reach every expert, so experts count as called.
+    experts = set(routed(model).modules())
     called = {name for name, part in linears.items() if part in experts}
-    ids = torch.arange(5, 11, device=embedding.device)[None] % len(embedding)
     try:
         with ExitStack() as hooks, torch.no_grad(), unchanged(model):
             for name, part in linears.items():
@@ -316,13 +319,13 @@ def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     """
     known = vars(model).get(_HEAD)
     if known is None or known[0] != vocabulary:
-        known = (vocabulary, _try_heads(model, vocabulary))
+        known = (vocabulary, _try_head(model, vocabulary))
         object.__setattr__(model, _HEAD, known)
     return known[1]
 
 
-def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
-    """Compare the forms of a head with the model's own forward, and return the first one that agrees."""
+def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
+    """The head that the configuration describes if it agrees with the model's own forward; else that forward."""
     config, module = text_config(model.config), plain_module(model.get_output_embeddings())
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
         getattr(config, "logits_scaling", None) or 1.0
@@ -330,13 +333,10 @@ def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))
-    plain = OutputHead(rows, plain=type(module) is nn.Linear)
-    # Also without each option: a configuration may have one that the model's class does not read.
-    forms = [(scale, softcap), (1.0, softcap), (scale, None), (1.0, None)]
-    heads = list(dict.fromkeys(replace(plain, scale=factor, softcap=cap) for factor, cap in forms))
+    head = OutputHead(rows, scale, softcap, plain=type(module) is nn.Linear)
     # Without weights in this process there is nothing to compare.
     if weight is None or weight.device.type == "meta":
-        return heads[0]
+        return head
     # The states come from the backbone, or from a decoder inside it (OPT).
     part = backbone(model)
     name = name_of(model, part)
@@ -351,22 +351,20 @@ def _try_heads(model: PreTrainedModel, vocabulary: int) -> OutputHead:
             states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(
                 weight.device, model.dtype
             )
-            candidates = heads
-            # The logits must be so large that a cap changes them.
-            try:
-                states_ND *= 50 / plain.logits(model, states_ND).float().std().clamp(min=1e-3)
-            except Exception:
-                candidates = []
+            # The logits must be so large that a cap changes them. A head of another width fails.
+            with suppress(Exception):
+                plain_logits = replace(head, scale=1.0, softcap=None).logits(model, states_ND)
+                states_ND *= 50 / plain_logits.float().std().clamp(min=1e-3)
             try:
                 expected = own_logits(model, states_ND, source)[:, :rows]
             # Another width, or not the source of the head's states. If nothing fits, the start-up trial reports it.
             except Exception:
                 continue
-            for head in candidates:
+            with suppress(Exception):
                 if difference(head.logits(model, states_ND), expected) <= tolerance(model):
                     return head
-            return replace(heads[0], own=source)
-    return heads[0]
+            return replace(head, own=source)
+    return head
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:

@@ -32,7 +32,7 @@ from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
 from stepjepa.forest.collate import ForestCollator, collator_for
 from stepjepa.forest.layout import label_indices
-from stepjepa.modeling.extras import OBJECTIVE, is_extra, trained_extras
+from stepjepa.modeling.extras import is_extra, trained_extras
 from stepjepa.modeling.load import ATTENTION_ASKED
 from stepjepa.modeling.masks import (
     FLEX,
@@ -56,6 +56,7 @@ from stepjepa.modeling.parts import (
     embedding_rows,
     output_head,
     own_forward,
+    plain_ids,
     routed,
     text_config,
     tolerance,
@@ -164,7 +165,7 @@ def choose_forward(
     return choice.forward
 
 
-def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> list[str]:
+def freeze_unreached(model: nn.Module) -> list[str]:
     """Freeze the parameters that text cannot reach, so that no process waits for their gradients.
 
     These are a multimodal model's towers for images and sound, and layers that only such inputs use. Experts are not
@@ -174,34 +175,28 @@ def freeze_unreached(model: nn.Module, predictor_ids: Sequence[int] = ()) -> lis
         The names of the frozen parameters; empty if the model does not run.
     """
     inner = causal_lm(model)
-    device, ids = embedding_rows(inner).device, tuple(predictor_ids)
-    if device.type == "meta":
+    ids = plain_ids(inner)
+    if ids.is_meta:
         return []
     try:
         with unchanged(model), torch.enable_grad():
-            # The two-pass form runs on every architecture.
-            batch = collator_for("two_pass", ids, 0)(_synthetic_examples(inner, 1 << 16, len(ids)))
-            output = model(batch=batch.to(device))
+            logits = own_forward(inner)(input_ids=ids, use_cache=False).logits
     except Exception:
         return []
-    reached = _reached(output.lm_loss_sum, output.source_states, output.target_states)
+    reached = _reached(logits)
     reached |= {id(parameter) for parameter in routed(inner).parameters()}
     frozen = []
     for name, parameter in model.named_parameters():
-        # The objective's loss reaches its modules; it is not computed here.
-        if (
-            parameter.requires_grad
-            and id(parameter) not in reached
-            and not is_extra(name, OBJECTIVE)
-        ):
+        # The JEPA loss reaches what training adds.
+        if parameter.requires_grad and id(parameter) not in reached and not is_extra(name):
             parameter.requires_grad_(False)
             frozen.append(name)
     return frozen
 
 
-def _reached(*outputs: torch.Tensor) -> set[int]:
-    """The ids of the parameters in the autograd graph of tensors (any shape), without a backward pass."""
-    pending = [output.grad_fn for output in outputs if output.grad_fn is not None]
+def _reached(output: torch.Tensor) -> set[int]:
+    """The ids of the parameters in the autograd graph of a tensor (any shape), without a backward pass."""
+    pending = [] if output.grad_fn is None else [output.grad_fn]
     seen, reached = set(pending), set[int]()
     while pending:
         node = pending.pop()
@@ -241,13 +236,10 @@ def _choice(
     # Attentions to try in order; an empty name keeps the model's own.
     attentions = [FLEX] if is_flex(original) else [""]
     if original == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
-        faster = SEGMENTS if device == "cpu" and best == "packed" else ""
-        faster = (
-            FLEX
-            if device == "cuda" and not forward_only(FLEX, embedding_rows(inner).device.type)
-            else faster
-        )
-        attentions = [faster, ""] if faster else attentions
+        if device == "cuda" and not forward_only(FLEX, embedding_rows(inner).device.type):
+            attentions = [FLEX, ""]
+        elif device == "cpu" and best == "packed":
+            attentions = [SEGMENTS, ""]
     with torch.no_grad(), unchanged(model), window_of(inner, _WINDOW):
         trial = _Trial(model, vocabulary, predictor_ids)
         if fault := trial.plain_fault():
@@ -419,7 +411,7 @@ class _Trial:
 
 
 def _synthetic_examples(
-    inner: PreTrainedModel, vocabulary: int, predictors: int, length: int = _SHORT
+    inner: PreTrainedModel, vocabulary: int, predictors: int, length: int
 ) -> list[Example]:
     """Two examples of different lengths with one pair each, without special tokens."""
 

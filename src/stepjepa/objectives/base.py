@@ -86,7 +86,6 @@ class Objective:
         forwards: the forwards that can compute it; ``inline`` needs a single branch and a single copy of trunk tokens.
         makes_pairs: whether there is anything to compare.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
-        halves: whether source and target together are the text.
         aligned_targets: whether a shuffled target has the same index among the pairs of the other example.
         needs_steps: whether it needs the steps of the answers; before the options are known, whether it may need them.
         draws: whether `draw` does anything.
@@ -115,7 +114,6 @@ class Objective:
     forwards: ClassVar[tuple[str, ...]] = ("packed", "two_pass")
     makes_pairs: ClassVar[bool] = True
     takes_text: ClassVar[bool] = False
-    halves: ClassVar[bool] = False
     aligned_targets: ClassVar[bool] = False
     needs_steps: bool = False
     drafts: ClassVar[bool] = False
@@ -133,33 +131,26 @@ class Objective:
     def __init__(self, options: Topic | None = None, **own: Any):
         self.options: Any = options
         self.own: Any = options
-        # Called for its errors: a broken `Options` is reported here, before its values are read.
-        options_with_defaults(type(self))
+        known = options_with_defaults(type(self))
         if self.Options is not None and isinstance(options, self.Options):
             return
         # The options of a user's class are not fields of the run's options; `objective_options` carries their values.
         users_own = not is_built_in(type(self))
-        values = dict(own)
         if users_own and options is not None:
             carried = cast(Any, options).objective_options or {}
-            values = {**carried, **own}
-        self.own = self._checked(values)
-        if users_own and hasattr(self.own, "check"):
-            with explaining_options(type(self), "are refused by their check()"):
-                self.own.check()
-
-    def _checked(self, values: Mapping[str, Any]) -> object:
-        """An instance of `Options` with these values; None if the objective has no options."""
-        known = options_with_defaults(type(self))
-        for name in values:
+            own = {**carried, **own}
+        for name in own:
             if name not in known:
                 near = did_you_mean(name, known)
                 raise ConfigError(f"objective {self.name} has no option {name!r}{near}")
-        with explaining_options(type(self), "cannot be made"):
-            options = self.Options and self.Options(**values)
-        if options is not None:
-            check_fields(options)
-        return options
+        self.own = None
+        if self.Options is not None:
+            with explaining_options(type(self), "cannot be made"):
+                self.own = self.Options(**own)
+            check_fields(self.own)
+        if users_own and hasattr(self.own, "check"):
+            with explaining_options(type(self), "are refused by their check()"):
+                self.own.check()
 
     def __reduce__(self) -> Any:
         """Pickle the name of the class, so that worker processes import its file."""
@@ -168,11 +159,9 @@ class Objective:
     @property
     def code(self) -> dict[str, str]:
         """Fingerprints of the files of a user's objective and loss, by their role; empty for built-in ones."""
-        fingerprints = (
-            {}
-            if is_built_in(type(self))
-            else {"code of the objective": source_fingerprint(type(self))}
-        )
+        fingerprints = {}
+        if not is_built_in(type(self)):
+            fingerprints["code of the objective"] = source_fingerprint(type(self))
         if self.makes_pairs and self.options.jepa_loss not in LOSSES:
             fingerprints["code of the loss"] = source_fingerprint(
                 find_distance(self.options.jepa_loss)
@@ -298,16 +287,17 @@ class Objective:
     @property
     def readout(self) -> tuple[str, ...]:
         """How views are read, masked and chosen, in a few words each; defaults are left out."""
-        mean = (
-            "mean over a view" if self.takes_predictors and self.options.readout == "mean" else ""
-        )
-        layer = f"layer {self.layer}" if self.takes_predictors and self.layer is not None else ""
-        column = f"target from {self.target_column}" if self.target_column else ""
-        masks = ""
+        words = []
+        if self.takes_predictors and self.options.readout == "mean":
+            words.append("mean over a view")
+        if self.takes_predictors and self.layer is not None:
+            words.append(f"layer {self.layer}")
+        if self.target_column:
+            words.append(f"target from {self.target_column}")
         if self.mask_ratio:
             how = "as one span" if self.options.mask_span else "token by token"
-            masks = f"{self.mask_ratio:.0%} of the source masked {how}"
-        return tuple(filter(None, (mean, layer, column, masks)))
+            words.append(f"{self.mask_ratio:.0%} of the source masked {how}")
+        return tuple(words)
 
     # From chats to examples
 
@@ -342,11 +332,9 @@ class Objective:
         Args:
             rng: seeded by the run's seed, the epoch and the row; the only source of randomness.
         """
-        return (
-            masked(example, self.mask_ratio, self.options.mask_span, rng)
-            if self.mask_ratio
-            else example
-        )
+        if not self.mask_ratio:
+            return example
+        return masked(example, self.mask_ratio, self.options.mask_span, rng)
 
     # From states to the loss
 
@@ -428,29 +416,26 @@ class Objective:
             view: what the loss may use of the model.
             step: optimizer step, from 0.
         """
-        states_by_side = output.source_states, output.target_states
         # The replayed pairs come last.
-        source_PD, target_PD = (states[: batch.current] for states in states_by_side)
-        weights_P = None if batch.weights is None else batch.weights[: batch.current]
+        current, replayed = slice(batch.current), slice(batch.current, None)
         weight = batch.weight
-        parts = {JEPA: LossPart(self._weighted_sum(source_PD, target_PD, weights_P), weight)}
+        parts = {JEPA: LossPart(self._weighted_sum(output, batch, current), weight)}
         if self.options.regularizer != "none":
             # A regularizer is a mean over all processes. Multiplied by the weight of this process's pairs, which
             # `total_loss` divides by that of all pairs, it counts once in the sum over the processes.
-            value = self._regularizer(source_PD, target_PD, step)
+            source_PD, target_PD = output.source_states, output.target_states
+            value = self._regularizer(source_PD[current], target_PD[current], step)
             parts[REGULARIZER] = LossPart(value * weight, weight)
         if self.replay_ratio:
-            source_PD, target_PD = (states[batch.current :] for states in states_by_side)
-            weights_P = None if batch.weights is None else batch.weights[batch.current :]
-            total = self._weighted_sum(source_PD, target_PD, weights_P)
+            total = self._weighted_sum(output, batch, replayed)
             parts[REPLAY] = LossPart(total, batch.replayed_weight, self.options.replay_weight)
         return parts
 
-    def _weighted_sum(
-        self, source_PD: torch.Tensor, target_PD: torch.Tensor, weights_P: torch.Tensor | None
-    ) -> torch.Tensor:
-        losses_P = self.distances(source_PD, target_PD)
-        return losses_P.sum() if weights_P is None else (losses_P * weights_P).sum()
+    def _weighted_sum(self, output: ForestOutput, batch: Batch, pairs: slice) -> torch.Tensor:
+        losses_P = self.distances(output.source_states[pairs], output.target_states[pairs])
+        if batch.weights is not None:
+            losses_P = losses_P * batch.weights[pairs]
+        return losses_P.sum()
 
     def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
         """The loss of every pair, (P,) float32, by ``--jepa_loss``."""

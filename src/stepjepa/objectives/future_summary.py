@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from stepjepa.config.option import Topic, option
 from stepjepa.data.types import Batch, ForestOutput, LossPart, LossParts
 from stepjepa.objectives.base import JEPA, ModelView
-from stepjepa.objectives.multi_token import TokenHeads
+from stepjepa.objectives.multi_token import TokenHeads, predicted
 from stepjepa.objectives.options import AHEAD
 
 if TYPE_CHECKING:
@@ -91,9 +91,7 @@ class FutureSummary(TokenHeads):
             weights_C = (entries_C > 0) / entries_C.clamp(min=1)
             return (losses_C * weights_C).sum()
 
-        states_PD = output.source_states
-        # The head's weights are float32; the output head takes the model's dtype.
-        predicted_PD = view.modules(states_PD.float()).to(states_PD.dtype)
+        predicted_PD = predicted(view.modules, output.source_states)
         total = chunked_sum(chunk_loss, _rows(vocabulary), predicted_PD, bags_PA)
         return {JEPA: LossPart(total, batch.weight)}
 

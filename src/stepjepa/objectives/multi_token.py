@@ -131,7 +131,7 @@ class MultiToken(TokenHeads):
         import torch
 
         assert isinstance(view.modules, torch.nn.ModuleList)
-        states = [_predicted(head, state_1D) for head in view.modules[:count]]
+        states = [predicted(head, state_1D) for head in view.modules[:count]]
         drafts = [view.logits(predicted_1D).argmax(dim=-1) for predicted_1D in states]
         return torch.cat([token_1, *drafts])
 
@@ -150,12 +150,12 @@ class MultiToken(TokenHeads):
         total = states_PD.new_zeros((), dtype=torch.float32)
         for head, token_P in zip(view.modules, tokens_PA.unbind(dim=1), strict=True):
             total = total + chunked_cross_entropy_sum(
-                view.logits, _predicted(head, states_PD), token_P, rows
+                view.logits, predicted(head, states_PD), token_P, rows
             )
         return {JEPA: LossPart(total, batch.weight)}
 
 
-def _predicted(head: nn.Module, states_PD: torch.Tensor) -> torch.Tensor:
+def predicted(head: nn.Module, states_PD: torch.Tensor) -> torch.Tensor:
     """The output of a head for states (P, D), in their dtype; the head itself is float32."""
     predicted_PD: torch.Tensor = head(states_PD.float())
     return predicted_PD.to(states_PD.dtype)

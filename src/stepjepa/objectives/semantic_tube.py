@@ -110,14 +110,6 @@ class TubeOptions(Topic):
         at_least=0,
     )
 
-    def check_length(self) -> None:
-        """Check the longest span; raises ConfigError."""
-        if self.tube_max_length is not None and self.tube_max_length < _shortest(self):
-            raise ConfigError(
-                f"{_NAME.tube_max_length} is {self.tube_max_length}; a span of mode {self.tube_mode} has at least "
-                f"{_shortest(self)} tokens; leave it out for no limit"
-            )
-
 
 _NAME = Names(TubeOptions, LossOptions)
 # Names of the source and the target vector of each mode.
@@ -161,20 +153,25 @@ class SemanticTube(TrunkObjective):
             raise ConfigError(
                 f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
             )
-        self.options.check_length()
+        longest, shortest = self.options.tube_max_length, _shortest(self.options)
+        if longest is not None and longest < shortest:
+            raise ConfigError(
+                f"{_NAME.tube_max_length} is {longest}; a span of mode {self.options.tube_mode} has at least {shortest} "
+                "tokens; leave it out for no limit"
+            )
 
     @property
     def unread(self) -> frozenset[str]:  # type: ignore[override]
         """See `Objective`."""
-        has_spans = draws_spans(self.options)
-        takes_steps = self.options.tube_sampler == "steps"
-        is_unread = {_NAME.tube_sampler: not has_spans, _NAME.tube_length_adjustment: not has_spans}
-        is_unread |= dict.fromkeys(
-            (_NAME.tube_max_length, _NAME.tube_times), not has_spans or takes_steps
-        )
+        unread = set(super().unread)
+        if not draws_spans(self.options):
+            unread |= {_NAME.tube_sampler, _NAME.tube_length_adjustment}
+        if not self.sampled:
+            unread |= {_NAME.tube_max_length, _NAME.tube_times}
         # A curvature is a turning angle, which is the loss itself.
-        is_unread[_NAME.jepa_loss] = self.options.tube_mode == "curvature"
-        return super().unread | {name for name, unread in is_unread.items() if unread}
+        if self.options.tube_mode == "curvature":
+            unread.add(_NAME.jepa_loss)
+        return frozenset(unread)
 
     @property
     def layer(self) -> int | None:

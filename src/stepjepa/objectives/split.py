@@ -39,7 +39,6 @@ class Split(Objective):
 
     name = "split"
     takes_text = True
-    halves = True
     reads = (*Objective.reads, MaskOptions)
     defaults = Defaults(predictors=1, labels="all", target_grad=False)
     Options = SplitOptions

@@ -198,7 +198,7 @@ def set_up_model(
         choose_forward(encoder, encoder_forward, vocabulary_size(encoder), device, keep=compiled)
         OtherEncoder(inner, encoder)
     # Distributed processes would wait for the gradients of parameters that text cannot reach.
-    frozen = freeze_unreached(model, ids)
+    frozen = freeze_unreached(model)
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
         logger.warning(

@@ -417,10 +417,7 @@ class JEPATrainer(CheckpointedTrainer):
         """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
         if not self.args.track_flop:
             return 0.0
-        return self._flops(inputs)
-
-    def _flops(self, batch: Batch) -> float:
-        return sum(batch_flops(batch, self._cost).values())
+        return batch_flops(inputs, self._cost)
 
     @cached_property
     def equal_compute(self) -> tuple[int, float]:
@@ -434,8 +431,9 @@ class JEPATrainer(CheckpointedTrainer):
             examples = [dataset[draw] for draw in islice(draws, self.args.train_batch_size)]
             if not examples:
                 break
-            own += self._flops(collate(examples))
-            regular += self._flops(collate([example.plain() for example in examples]))
+            own += batch_flops(collate(examples), self._cost)
+            plain = [example.plain() for example in examples]
+            regular += batch_flops(collate(plain), self._cost)
         return planned_steps(self.args, len(dataset), self.accelerator.num_processes), own / regular
 
     @property
