@@ -164,7 +164,7 @@ def without_model(monkeypatch):
 
 def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_path, monkeypatch):
     """The same files as of an evaluation by all metrics at once; what is stored is kept, the model is not loaded."""
-    whole, alike = of(home / "run" / "evaluation-test"), ("metrics", "rows", "scoring", "identity")
+    whole, alike = of(home / "run" / "evaluation-test"), ("metrics", "rows", "identity")
     evaluate("run", "--metric", "gsm8k", "answer_nll", output="out")
     first = of(tmp_path / "out")
     with monkeypatch.context() as patched:
@@ -178,7 +178,7 @@ def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_pa
         # One of those that are there decides what is right; the others stay.
         evaluate("run", "--metric", "exact", output="out")
         rows, found = of(tmp_path / "out")
-        assert list(found["metrics"]) == ["exact", "gsm8k", "answer_nll"] == found["scoring"]["metric"]
+        assert list(found["metrics"]) == ["exact", "gsm8k", "answer_nll"] == found["settings"]["metric"]
         assert [row["correct"] for row in rows] == [row["scores"]["exact"] == 1.0 for row in rows]
         assert evaluate("run", "--metric", "exact", "gsm8k", output="out").startswith("complete already")
         options = ["--metric_options", '{"reference_column": "ground_truth"}']
@@ -191,20 +191,19 @@ def test_what_is_not_stored_is_all_that_the_model_is_asked_for(evaluate, home, t
     whole = of(home / "run" / "evaluation-test")
     evaluate("run", "--metric", *first, output="out")
     asked = {"answers": 0, "likelihoods": 0}
-    answer, compute = local.LocalGenerator.answer, nll.AnswerLikelihood.compute
+    answer, compute = local.LocalGenerator.answer, nll.answer_losses
 
     def answers(self, requests, done):
         for group in answer(self, requests, done):
             asked["answers"] += len(group)
             yield group
 
-    def likelihoods(self):
-        for group in compute(self):
-            asked["likelihoods"] += len(group)
-            yield group
+    def losses(model, examples, *more):
+        asked["likelihoods"] += len(examples)
+        return compute(model, examples, *more)
 
     monkeypatch.setattr(local.LocalGenerator, "answer", answers)
-    monkeypatch.setattr(nll.AnswerLikelihood, "compute", likelihoods)
+    monkeypatch.setattr(nll, "answer_losses", losses)
     evaluate("run", *METRICS, output="out")
     assert asked == {"answers": 12 * (first == ["answer_nll"]), "likelihoods": 12 * (first != ["answer_nll"])}
     rows, found = of(tmp_path / "out")

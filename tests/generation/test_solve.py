@@ -112,7 +112,7 @@ def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
     assert run(options(concurrency=99), Pupil(0)).already
     meta = tmp_path / "out.jsonl.meta.json"
     record = json.loads(meta.read_text())
-    record["settings"] |= {"greedy_first": False, "response_field": "response"}
+    record["identity"] |= {"greedy_first": False, "response_field": "response"}
     meta.write_text(json.dumps(record))
     assert run(options(), Pupil(0)).already
 
@@ -124,8 +124,7 @@ def test_a_damaged_record_is_one_line(options, run, tmp_path):
     for changes, words in (
         ({"summary": None}, "the record is damaged.*--overwrite"),
         ({"summary": {**record["summary"], "solved_at_attempt": None}}, "the record is damaged"),
-        ({"settings": 5}, "is no record of this"),
-        ({"state": "running"}, "is no record of this"),
+        ({"identity": 5}, "is no record of this"),
     ):
         meta.write_text(json.dumps({**record, **changes}))
         with pytest.raises(ConfigError, match=words):

@@ -8,7 +8,6 @@ predictions.partial   finished batches, while the evaluation runs
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,13 +19,12 @@ from stepjepa.config.option import Names
 from stepjepa.data.options import ColumnOptions
 from stepjepa.data.template import template_of
 from stepjepa.data.tokens import Prompter
-from stepjepa.evaluation.metrics import model_metrics
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import LIKELIHOOD, REFUSED, STOPPED, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
-from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
+from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog, refuse_other
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.text import slug
@@ -136,20 +134,11 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
     if prompter.dropped:
         identity["prompt_without"] = prompter.dropped
 
-    def identity_of(record: Record) -> Record:
-        identity = dict(record["identity"])
-        # Only likelihoods depend on the longest chat: generated answers may be scored again with another max_length.
-        if not model_metrics(record["scoring"]["metric"]):
-            identity["max_length"] = options.max_length
-        return identity
-
-    inputs = [Path(str(options.test_file))]
     return Output(
         paths,
         identity,
         overwrite=options.overwrite_output_dir,
-        inputs=inputs,
-        identity_of=identity_of,
+        inputs=[Path(str(options.test_file))],
     )
 
 
@@ -169,18 +158,14 @@ def metrics_record(
             "transformers": transformers.__version__,
         },
         "identity": output.identity,
-        "scoring": scoring_of(names, options),
         "model_folder": None if place.folder is None else digest(model_parts(place.folder)),
     }
 
 
-def scoring_of(names: list[str] | None, options: EvaluateOptions) -> Record:
-    """What the numbers depend on besides the answers, as plain JSON values."""
-    # Through JSON and back, because the value is compared with one that was read from a file.
-    scoring: Record = json.loads(
-        json.dumps({_NAME.metric: names, _NAME.metric_options: options.metric_options})
-    )
-    return scoring
+def refuse_other_options(path: Path, record: Record, options: EvaluateOptions) -> None:
+    """Raises ConfigError: the metrics in a record have other options. A record holds one set of them for all metrics."""
+    name = _NAME.metric_options
+    refuse_other(path, {name: record["settings"][name]}, {name: options.metric_options})
 
 
 def restore(log: ReplyLog, record: Record, paths: Paths) -> dict[int, dict[str, Any]]:

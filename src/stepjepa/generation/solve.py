@@ -191,13 +191,13 @@ def generate(options: GenerateOptions) -> GenerationResult:
     options.check()
     problem_set = read_problems(options)
     # The options of columns are left out: they decide the questions, which the fingerprint identifies already.
-    problems, settings = problem_set.problems, options.deciding(ColumnOptions)
+    problems = problem_set.problems
     fingerprint = digest_of(
         [problem.row, problem.question, problem.answer, problem.ground_truth]
         for problem in problems
     )
-    source = {"file": problem_set.source, "questions": len(problems), "fingerprint": fingerprint}
-    output = _open_output(options, {**settings, "data": fingerprint})
+    source = {"file": problem_set.source, "questions": len(problems)}
+    output = _open_output(options, {**options.deciding(ColumnOptions), "data": fingerprint})
     solved, unsolved = output.paths.results
     if output.complete is not None:
         with reading_record(output.paths.record):
@@ -222,8 +222,8 @@ def generate(options: GenerateOptions) -> GenerationResult:
             results = {solved: [json_line(row) for row in rows if row["correct"]]}
             if summary["unsolved"]:
                 results[unsolved] = [json_line(row) for row in rows if not row["correct"]]
-            record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-            output.finish(results, {**record, "input": source, "summary": summary})
+            record = {"stepjepa": __version__, "identity": output.identity, "input": source}
+            output.finish(results, {**record, "summary": summary})
     return GenerationResult(summary, solved)
 
 
@@ -232,15 +232,8 @@ def _open_output(options: GenerateOptions, identity: Record) -> Output:
     results = path, path.with_name(f"{path.stem}.unsolved.jsonl")
     paths = Paths(results, path.with_name(f"{path.name}.meta.json"), path.with_suffix(".partial"))
 
-    def identity_of(record: Record) -> Record:
-        if record["state"] != "complete":
-            raise KeyError("state")
-        return {**record["settings"], "data": record["input"]["fingerprint"]}
-
     inputs = [Path(str(options.file))]
-    return Output(
-        paths, identity, overwrite=options.overwrite, inputs=inputs, identity_of=identity_of
-    )
+    return Output(paths, identity, overwrite=options.overwrite, inputs=inputs)
 
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
