@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -20,7 +19,7 @@ from stepjepa.data.options import ColumnOptions
 from stepjepa.data.template import template_of
 from stepjepa.data.tokens import Prompter
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import LIKELIHOOD, REFUSED, STOPPED, read_predictions
+from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
@@ -50,7 +49,7 @@ class ModelToEvaluate:
         if place.base is None:
             return digest(model)
         base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
-        # With --no_lora the adapter has no influence, so two adapters of one base share the answers.
+        # With --no_lora the adapter has no influence.
         adapter = [] if self.options.no_lora else model
         return digest([*adapter, b"base:", *base])
 
@@ -168,28 +167,15 @@ def refuse_other_options(path: Path, record: Record, options: EvaluateOptions) -
     refuse_other(path, {name: record["settings"][name]}, {name: options.metric_options})
 
 
-def restore(log: ReplyLog, record: Record, paths: Paths) -> dict[int, dict[str, Any]]:
-    """Put the answers of a complete evaluation into a log.
-
-    Returns:
-        Index of a question -> the stored likelihood of its reference answer.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+def restore(log: ReplyLog, record: Record, path: Path) -> None:
+    """Put the answers of a complete evaluation into a log, if it generated any. Raises DataError: they cannot be read."""
     log.seconds = float(record["generation"].get("seconds") or 0.0)
-    likelihoods = {}
-    for path in paths.results:
-        for stored in read_predictions(path) if path.is_file() else ():
-            if stored.answer_nll is not None:
-                likelihoods[stored.index] = {name: getattr(stored, name) for name in LIKELIHOOD}
-            # The first file holds generated answers; the second only likelihoods.
-            if path == paths.results[0]:
-                refused = stored.note or REFUSED if stored.stop_reason == REFUSED else None
-                stopped = stored.stop_reason == STOPPED
-                tokens = stored.tokens or 0
-                text = stored.generated_response
-                log.replies[stored.index] = Reply(
-                    stored.index, text, stopped, 0, tokens, refused, drafts=stored.drafts
-                )
-    return likelihoods
+    for stored in read_predictions(path) if path.is_file() else ():
+        log.replies[stored.index] = Reply(
+            stored.index,
+            stored.generated_response,
+            stored.stop_reason == STOPPED,
+            new_tokens=stored.tokens or 0,
+            refused=stored.note or REFUSED if stored.stop_reason == REFUSED else None,
+            drafts=stored.drafts,
+        )

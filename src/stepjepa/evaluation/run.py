@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
-from stepjepa.data.options import PairColumns, PromptFrom
+from stepjepa.data.options import PairColumns
 from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
@@ -49,7 +49,7 @@ _NAME = Names(EvaluateOptions)
 RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 
 
-def _requests(question_set: QuestionSet, temperature: float, seed: int) -> list[Request]:
+def _requests(question_set: QuestionSet, temperature: float = 0.0, seed: int = 0) -> list[Request]:
     """One request for each question; a question's seed depends on its row alone, not on the other rows."""
     return [
         Request(
@@ -72,12 +72,8 @@ def evaluate_model(
     metric_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 512,
     batch_size: int = BATCH_SIZE,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 42,
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    prompt_from: PromptFrom = None,
     trained: str | None = None,
     columns: PairColumns | None = None,
     split: str = "test",
@@ -93,10 +89,10 @@ def evaluate_model(
         rows: a path, a Hub data set, a `datasets.Dataset` or a list of dicts, as training takes them.
         metrics: names of metrics, see `stepjepa.evaluation.metrics`, including likelihoods such as ``answer_nll``.
         metric_options: options of the metrics; each metric takes those that it has.
-        max_new_tokens, batch_size, temperature, top_p, seed: options of generation, see `generate_batch`.
+        max_new_tokens, batch_size: longest answer in tokens, and answers at a time. They are greedy.
         system_prompt: system message for chats without one, as in training.
         chat_template_kwargs: arguments of the chat template besides the messages.
-        prompt_from, trained: the form of the prompt, see `Prompter`.
+        trained: the form of the prompt, see `Prompter`.
         columns: the two columns of a data set of pairs.
         split: split of a Hub data set.
         max_examples: number of rows to evaluate on, from the first.
@@ -111,7 +107,7 @@ def evaluate_model(
     """
     with ExitStack() as stack:
         chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
-        prompter = Prompter(tokenizer, None, False, chat_template_kwargs, prompt_from, trained)
+        prompter = Prompter(tokenizer, None, False, chat_template_kwargs, None, trained)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
         system = SystemPrompt(system_prompt, True, "")
         question_set = read_questions(source, system, columns, max_examples)
@@ -123,8 +119,8 @@ def evaluate_model(
         log = ReplyLog()
         # Without a metric of texts nothing is generated.
         if chosen:
-            generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
-            log.ask(generator, _requests(question_set, temperature, seed), "answers", bar)
+            generator = LocalGenerator(model, prompter, max_new_tokens, batch_size=batch_size)
+            log.ask(generator, _requests(question_set), "answers", bar)
         return _score(question_set, chosen, log, likelihoods, bar)
 
 
@@ -157,7 +153,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
         output = files.open_output(model, paths, question_set.fingerprint())
         target = paths.results[0 if metrics else 1]
-        log, earlier, stored = ReplyLog(output), output.complete, Likelihoods({}, {})
+        log, earlier = ReplyLog(output), output.complete
         nll_names = model_metrics(names)
         # A complete evaluation with the same answers: it has all metrics already, or its answers are scored again.
         if earlier is not None:
@@ -165,17 +161,12 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 files.refuse_other_options(paths.record, earlier, options)
                 if _scored_metrics(earlier) == names:
                     return earlier_result(earlier, [target, paths.record])
-                rows = files.restore(log, earlier, paths)
-                if rows and earlier["metrics"].keys() >= set(nll_names):
-                    stored = Likelihoods(
-                        {name: earlier["metrics"][name] for name in nll_names}, rows
-                    )
-                    nll_names = []
+                files.restore(log, earlier, paths.results[0])
 
         # The model is loaded only if something is left to generate or to compute.
         description = "not loaded: its stored answers are scored again"
         generator = None
-        unanswered = any(question.index not in log.replies for question in question_set.questions)
+        unanswered = len(log.replies) < len(question_set.questions)
         if nll_names or (metrics and unanswered):
             generator, description = load_generator(model.place, prompter, options, options.no_lora)
 
@@ -189,8 +180,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             bar.say(model.system.line(question_set.own_system_prompts, question_set.rows_read))
             if prompter.note:
                 bar.say(f"note     {prompter.note}")
-            likelihoods = stored
-            # Likelihoods are not stored batch by batch as replies are: an interrupted evaluation computes them again.
+            likelihoods = Likelihoods({}, {})
+            # Only replies are stored batch by batch; likelihoods take one pass and are computed again.
             if nll_names:
                 assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
                 size = options.batch_size or BATCH_SIZE
