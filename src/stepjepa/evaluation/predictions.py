@@ -366,14 +366,21 @@ def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
 
 def _paired_metric(name: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> PairedMetric:
     # A question without a value for one model (a row that the likelihood skipped) belongs to no pair.
-    values = [(a.values().get(name), b.values().get(name)) for a, b in pairs]
-    known = [(a, b) for a, b in values if a is not None and b is not None]
-    n = len(known)
+    values_a: list[float] = []
+    values_b: list[float] = []
+    for prediction_a, prediction_b in pairs:
+        a = prediction_a.values().get(name)
+        b = prediction_b.values().get(name)
+        if a is not None and b is not None:
+            values_a.append(a)
+            values_b.append(b)
+    n = len(values_a)
     # A metric whose values are all 0 or 1 gets the tests for shares, whatever its class calls it.
-    if n and all(value in (0.0, 1.0) for pair in known for value in pair):
-        counts = paired_counts([a == 1.0 for a, _ in known], [b == 1.0 for _, b in known])
+    if n and set(values_a + values_b) <= {0.0, 1.0}:
+        counts = paired_counts([a == 1.0 for a in values_a], [b == 1.0 for b in values_b])
         return PairedMetric(name, accuracy_difference(*counts), n, counts)
-    return PairedMetric(name, mean([b - a for a, b in known]), n)
+    differences = [b - a for a, b in zip(values_a, values_b, strict=True)]
+    return PairedMetric(name, mean(differences), n)
 
 
 def _same_questions(first: Path, second: Path) -> list[tuple[Prediction, Prediction]]:
