@@ -278,7 +278,7 @@ def compare(
     Args:
         first: a file of predictions; the baseline of a comparison.
         second: the other model's predictions for the same questions.
-        show: the number of examples of each kind.
+        show: the number of examples of each kind of error, for one file.
         metric: decides which answers are right; by default the first metric of the evaluation.
 
     Raises:
@@ -294,7 +294,7 @@ def compare(
 
     if second is None:
         return analyze_predictions(Path(first), show, metric)
-    return run(Path(first), Path(second), show, metric)
+    return run(Path(first), Path(second), metric)
 
 
 def generate(**options: Unpack[GenerateKeywords]) -> GenerationResult:

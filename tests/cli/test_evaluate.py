@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from stepjepa.cli.main import main
-from stepjepa.evaluation import nll
 from stepjepa.generation import local, place
 from stepjepa.generation.local import generate_batch
 from support.answers import SYSTEM, TEST, TRAIN
@@ -164,21 +163,23 @@ def without_model(monkeypatch):
 
 def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_path, monkeypatch):
     """The same files as of an evaluation by all metrics at once; what is stored is kept, the model is not loaded."""
-    whole, alike = of(home / "run" / "evaluation-test"), ("metrics", "rows", "scoring", "identity")
-    evaluate("run", "--metric", "gsm8k", "answer_nll", output="out")
+    whole = of(home / "run" / "evaluation-test")
+    evaluate("run", "--metric", "gsm8k", output="out")
     first = of(tmp_path / "out")
     with monkeypatch.context() as patched:
         without_model(patched)
-        said = evaluate("run", "--metric", "gsm8k", "exact", "answer_nll", output="out")
+        said = evaluate("run", "--metric", "gsm8k", "exact", output="out")
         assert "\nexact  " in said and "complete already" not in said
         rows, found = of(tmp_path / "out")
-        assert rows == whole[0]
-        assert {name: found[name] for name in alike} == {name: whole[1][name] for name in alike}
+        likelihoods = ("answer_nll", "content_nll", "end_nll", "answer_tokens", "end_tokens")
+        assert rows == [{name: row[name] for name in row if name not in likelihoods} for row in whole[0]]
+        assert found["metrics"] == {name: whole[1]["metrics"][name] for name in ("gsm8k", "exact")}
+        assert (found["rows"], found["identity"]) == (whole[1]["rows"], whole[1]["identity"])
         assert found["generation"] == first[1]["generation"]
         # One of those that are there decides what is right; the others stay.
         evaluate("run", "--metric", "exact", output="out")
         rows, found = of(tmp_path / "out")
-        assert list(found["metrics"]) == ["exact", "gsm8k", "answer_nll"] == found["scoring"]["metric"]
+        assert list(found["metrics"]) == ["exact", "gsm8k"] == found["settings"]["metric"]
         assert [row["correct"] for row in rows] == [row["scores"]["exact"] == 1.0 for row in rows]
         assert evaluate("run", "--metric", "exact", "gsm8k", output="out").startswith("complete already")
         options = ["--metric_options", '{"reference_column": "ground_truth"}']
@@ -186,27 +187,13 @@ def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_pa
     assert (tmp_path / "out" / "predictions.jsonl").is_file() and len(list((tmp_path / "out").iterdir())) == 2
 
 
-@pytest.mark.parametrize("first", [["answer_nll"], ["gsm8k", "exact"]])
-def test_what_is_not_stored_is_all_that_the_model_is_asked_for(evaluate, home, tmp_path, monkeypatch, first):
+@pytest.mark.parametrize("first", [["answer_nll"], ["gsm8k", "answer_nll"]])
+def test_only_answers_that_are_not_stored_are_generated(evaluate, home, tmp_path, monkeypatch, first):
     whole = of(home / "run" / "evaluation-test")
     evaluate("run", "--metric", *first, output="out")
-    asked = {"answers": 0, "likelihoods": 0}
-    answer, compute = local.LocalGenerator.answer, nll.AnswerLikelihood.compute
-
-    def answers(self, requests, done):
-        for group in answer(self, requests, done):
-            asked["answers"] += len(group)
-            yield group
-
-    def likelihoods(self):
-        for group in compute(self):
-            asked["likelihoods"] += len(group)
-            yield group
-
-    monkeypatch.setattr(local.LocalGenerator, "answer", answers)
-    monkeypatch.setattr(nll.AnswerLikelihood, "compute", likelihoods)
+    if first != ["answer_nll"]:
+        monkeypatch.setattr(local, "generate_batch", None)
     evaluate("run", *METRICS, output="out")
-    assert asked == {"answers": 12 * (first == ["answer_nll"]), "likelihoods": 12 * (first != ["answer_nll"])}
     rows, found = of(tmp_path / "out")
     for name in ("gsm8k", "exact"):
         assert found["metrics"][name] == whole[1]["metrics"][name]

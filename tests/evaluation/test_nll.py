@@ -13,10 +13,12 @@ from stepjepa.data.tokens import Prompter
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError
 from stepjepa.evaluation import nll
+from stepjepa.evaluation.nll import TokenLoss
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from stepjepa.evaluation.run import evaluate_model
 from stepjepa.modeling.load import load_model
 from stepjepa.modeling.lora import lora_config
+from stepjepa.modeling.parts import vocabulary_size
 from support.models import ARCHITECTURES, tiny_model
 from support.rows import step_rows
 from support.training import trainer_for
@@ -36,17 +38,17 @@ def test_padding_changes_nothing(name):
     model = tiny_model(name, ARCHITECTURES[name][2][0])
     examples = made_up((20, 7, 13))
     ends = [int(example.trunk[example.labels[0][1] - 1]) for example in examples[:2]]
-    found = nll.answer_losses(model, examples, ends=ends)
-    for example, (total, tokens, end_total, end_tokens) in zip(examples, found, strict=True):
+    found = nll.answer_losses(model, examples, vocabulary_size(model), ends)
+    for example, losses in zip(examples, found, strict=True):
         ids = torch.from_numpy(example.trunk.astype(np.int64))
         with torch.no_grad():
             logits = model(input_ids=ids[None]).logits[0].double()
         (start, stop), log_p = example.labels[0], logits.log_softmax(-1)
         expected = -sum(float(log_p[place - 1, ids[place]]) for place in range(start, stop))
-        assert tokens == stop - start and total == pytest.approx(expected, rel=1e-5)
+        assert losses["answer_nll"] == (pytest.approx(expected, rel=1e-5), stop - start)
         ending = [place for place in range(start, stop) if ids[place] in ends]
         expected = -sum(float(log_p[place - 1, ids[place]]) for place in ending)
-        assert end_tokens == len(ending) and end_total == pytest.approx(expected, rel=1e-5)
+        assert losses["end_nll"] == (pytest.approx(expected, rel=1e-5), len(ending))
 
 
 def trained(tmp_path, tokenizer, **options):
@@ -76,10 +78,7 @@ def test_it_is_the_evaluation_loss_of_training(tmp_path, tokenizer, options):
     shared = {"max_length": trainer.args.max_length, "system_prompt": options.get("system_prompt")}
     trainer.model.train()
     for size in (2, 9):
-        vocabulary = trainer.setup.vocabulary
-        found = evaluate_model(
-            trainer.model, tokenizer, ROWS[:9], ["answer_nll"], batch_size=size, vocabulary=vocabulary, **shared
-        )
+        found = evaluate_model(trainer.model, tokenizer, ROWS[:9], ["answer_nll"], batch_size=size, **shared)
         assert found.value("answer_nll") == pytest.approx(expected, abs=1e-5)
     assert trainer.model.training and not found.predictions and len(found.answer_nll) == 9
     assert found.metrics["answer_nll"]["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
@@ -95,47 +94,39 @@ def test_a_model_that_is_being_trained_answers_as_its_export(tmp_path, tokenizer
         trainer.model.jepa.predictors.weight[-1] = 50 * torch.nn.functional.normalize(states.mean((0, 1)), dim=0)
     trainer.save_model()
     metrics = ["exact", "answer_nll"]
-    inside = evaluate_model(
-        trainer.model, tokenizer, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary
-    )
+    inside = evaluate_model(trainer.model, tokenizer, ROWS[:5], metrics, max_new_tokens=12)
     model, own = (kind.from_pretrained(tmp_path / "out") for kind in (AutoModelForCausalLM, AutoTokenizer))
-    kept = evaluate_model(model, own, ROWS[:5], metrics, max_new_tokens=12, vocabulary=trainer.setup.vocabulary)
+    kept = evaluate_model(model, own, ROWS[:5], metrics, max_new_tokens=12)
     texts = [one.generated_response for one in inside.predictions]
     assert texts == [one.generated_response for one in kept.predictions]
     assert any(texts) and not any("predictor" in text for text in texts)
     assert kept.value("answer_nll") == pytest.approx(inside.value("answer_nll"), abs=1e-5)
 
 
-def likelihood(tokenizer, rows, **more):
-    questions = read_questions(RowSource(rows), SystemPrompt(None, True, ""))
-    return nll.AnswerLikelihood(questions, Prompter(tokenizer), load_model("tiny", tokenizer, seed=2), 4, **more)
-
-
 def test_answers_that_are_cut_and_rows_that_cannot_be_used(tokenizer, monkeypatch):
     rows = [*ROWS[:2], {"messages": [{"role": "user", "content": "x " * 60}, {"role": "assistant", "content": "y"}]}]
-    found = likelihood(tokenizer, rows, max_length=40)
-    assert set(found.examples) == {0, 1} and found.report.rows_skipped == {"no_room_for_answer": 1}
-    losses = [nll.AnswerLoss(0, 3.0, 2, 2.5, 1), nll.AnswerLoss(1, 1.0, 4, 0.0, 0)]
-    summary = nll.summarise(losses, found.report)
+    questions = read_questions(RowSource(rows), SystemPrompt(None, True, ""))
+    model = load_model("tiny", tokenizer, seed=2)
+    examples, report = nll.encode_answers(questions, Prompter(tokenizer), model, 40)
+    assert set(examples) == {0, 1} and report.rows_skipped == {"no_room_for_answer": 1}
+    summary = nll.summarise([TokenLoss(3.0, 2), TokenLoss(1.0, 4), TokenLoss(0.0, 0)], report)
     assert summary["value"] == pytest.approx(4 / 6) and summary["row_mean"] == pytest.approx((1.5 + 0.25) / 2)
-    content, end = (nll.summarise(losses, found.report, name) for name in ("content_nll", "end_nll"))
-    assert (content["value"], content["tokens"], content["n"]) == (1.5 / 5, 5, 2)
-    assert (end["value"], end["tokens"], end["n"], end["row_mean"]) == (2.5, 1, 1, 2.5)
-    assert content["row_mean"] == (0.5 + 0.25) / 2
-    assert summary["n"] == 2 and summary["tokens"] == 6 and summary["skipped"] == {"no_room_for_answer": 1}
-    assert summary["answers_truncated"] == found.report.answers_truncated > 0
+    assert (summary["n"], summary["tokens"], summary["skipped"]) == (2, 6, {"no_room_for_answer": 1})
+    assert summary["answers_truncated"] == report.answers_truncated > 0
     monkeypatch.setattr(nll, "max_positions", lambda model: 5)
     with pytest.raises(DataError, match="none of .* rows have an answer for"):
-        likelihood(tokenizer, rows, max_length=40)
+        nll.encode_answers(questions, Prompter(tokenizer), model, 40)
 
 
 def test_the_end_of_turn_and_the_rest_are_the_answer(tokenizer):
-    found = likelihood(tokenizer, ROWS[:4])
-    for batch in found.compute():
-        assert all(loss.end_tokens == 1 and loss.of("content_nll") != loss.of("answer_nll") for loss in batch)
-    rows = ROWS[:4]
-    result = evaluate_model(found.model, tokenizer, rows, ["end_nll", "answer_nll", "content_nll"], batch_size=4)
-    n = result.metrics["answer_nll"]["tokens"]
-    total = result.value("content_nll") * (n - 4) + result.value("end_nll") * 4
-    assert total == pytest.approx(result.value("answer_nll") * n, rel=1e-6)
-    assert not result.predictions and set(result.answer_nll[0]) >= {"content_nll", "end_nll", "answer_nll"}
+    model = load_model("tiny", tokenizer, seed=2)
+    result = evaluate_model(model, tokenizer, ROWS[:4], ["end_nll", "answer_nll", "content_nll"], batch_size=3)
+    assert not result.predictions and [row["index"] for row in result.answer_nll] == [0, 1, 2, 3]
+    for row in result.answer_nll:
+        content, n = row["content_nll"], row["answer_tokens"]
+        assert row["end_tokens"] == 1 and content != row["answer_nll"]
+        assert content * (n - 1) + row["end_nll"] == pytest.approx(row["answer_nll"] * n, rel=1e-6)
+    for name, ends in (("answer_nll", 0), ("content_nll", 1)):
+        counts = [row["answer_tokens"] - ends for row in result.answer_nll]
+        total = sum(row[name] * count for row, count in zip(result.answer_nll, counts, strict=True))
+        assert result.value(name) == pytest.approx(total / sum(counts), rel=1e-6)

@@ -36,7 +36,6 @@ KINDS = [
     ("unknown", wrong("x", "x^2", "x^{9^9}", note="not decided within 5 s", undecided="unknown")),
     ("invalid", wrong("(a", "a", "(a", note="the answer is no regular expression", undecided="invalid")),
     ("wrong", wrong("[a-y]", "[a-z]", "[a-y]")),
-    ("wrong", wrong("It is red", "18", "red")),
 ]
 
 
@@ -84,14 +83,13 @@ def test_one_file(file):
 def test_two_files(file):
     a = file(predictions([True] * 4 + [True] * 9 + [False] + [False] * 6))
     b = file(predictions([True] * 4 + [False] * 9 + [True] + [False] * 6), "b.json")
-    found = compare(a, b, show=2)
+    found = compare(a, b)
     assert found.counts == (4, 9, 1, 6) and found.paired.difference.value == pytest.approx(-0.4)
-    assert [pair["a"].index for pair in found.examples["only_a"]] == [4, 5]
     text = str(found)
     assert "B - A  -40.0 points (" in text and "p = 0.0215" in text
     assert "A right         4        9" in text and "A wrong         1        6" in text
     record = json.loads(json.dumps(found.record()))
-    assert record["only_b"] == 1 and record["examples"]["only_b"][0]["b"]["index"] == 13
+    assert record["only_b"] == 1
     assert record["paired"]["difference"]["low"] < -0.4 < record["paired"]["difference"]["high"]
 
 

@@ -13,7 +13,7 @@ from stepjepa.data.sources import PairColumns, RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import DataError
 from stepjepa.evaluation.metrics import make_metric
-from stepjepa.evaluation.questions import SystemPrompt, TrainingRecord, choose_system_prompt, read_questions
+from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_questions
 from stepjepa.evaluation.score import drop_unusable
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
@@ -117,8 +117,9 @@ def test_system_messages():
     ],
 )
 def test_the_choice_of_a_system_message(asked, use, known, expected):
-    prompts = {name: count for name, count in known.items() if name != "others"}
-    record = TrainingRecord(Counter(prompts), known.get("others", 0))
+    prompts = Counter({name: count for name, count in known.items() if name not in ("others", None)})
+    without, others = known.get(None, 0), known.get("others", 0)
+    record = DataReport("", system_prompts=prompts, without_system_prompt=without, other_system_prompts=others)
     text, keep, words = choose_system_prompt(asked, use, record, "run")
     assert (text, keep) == expected[:2] and expected[2] in words
 

@@ -6,7 +6,7 @@ from stepjepa.data.encode import encode_dataset
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
-from stepjepa.evaluation.nll import AnswerLikelihood
+from stepjepa.evaluation.nll import encode_answers
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from support.encoding import settings_of
 from support.models import tiny_model
@@ -45,9 +45,8 @@ def test_the_likelihood_is_of_what_the_assistant_writes():
     rows = [row(TWO_CALLS)]
     questions = read_questions(RowSource(rows), OWN)
     model = tiny_model("llama", vocab_size=len(tokenizer))
-    likelihood = AnswerLikelihood(questions, Prompter(tokenizer), model, 1, max_length=4096)
+    examples, _ = encode_answers(questions, Prompter(tokenizer), model, 4096)
     store, _ = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of("regular", max_length=4096))
-    assert likelihood.examples[0].trunk.tolist() == store[0].trunk.tolist()
-    ((loss,),) = likelihood.compute()
-    # Of every message of the assistant, calls included, as of every answer of a chat with several.
-    assert loss.tokens == sum(stop - start for start, stop in store[0].labels) and loss.end_tokens == 3
+    assert examples[0].trunk.tolist() == store[0].trunk.tolist()
+    # Every message of the assistant is labelled, calls included, as every answer of a chat with several.
+    assert examples[0].labels == store[0].labels and len(store[0].labels) == 3

@@ -19,23 +19,13 @@ from stepjepa.modeling.forward import loss_view
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
 from support.answers import TEST, TRAIN
-from support.models import tiny_model
+from support.models import PROMPTS, spread, tiny_model
 from support.rows import lines, write
 from support.runs import one_line, printed
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OBJECTIVES = ("next_latent", "multi_token")
-PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18], [3, 3, 3, 3, 3], [20, 21, 22]]
 LENGTH = 13
-
-
-def spread(model):
-    """Large weights spread the logits, so that rounding cannot turn one argmax into another."""
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model.eval()
 
 
 def drafter_of(model, objective, count=3):

@@ -20,6 +20,7 @@ from stepjepa.data.options import SYSTEM_PROMPT
 from stepjepa.generation import endpoint
 from stepjepa.generation.output import seed_of
 from support.rows import lines, write
+from support.runs import one_line
 
 QUESTIONS = 8
 
@@ -113,13 +114,6 @@ def stored(partial):
     complete = partial.read_bytes().rpartition(b"\n")[0].splitlines()[1:]
     numbers = [reply[0] for line in complete for reply in json.loads(line)["replies"]]
     return {(number % QUESTIONS + 1, number // QUESTIONS + 1) for number in numbers}
-
-
-def error_line(capsys):
-    err = capsys.readouterr().err
-    message = [line for line in err.splitlines() if line.startswith("stepjepa generate: error: ")]
-    assert len(message) == 1 and "Traceback" not in err
-    return message[0]
 
 
 def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
@@ -244,7 +238,7 @@ def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path
     flags = ["--api_key_env", "MY_KEY", "--concurrency", "2"]
     server.script = lambda body, count: reply
     assert main(words(server, data, out, *flags)) == 2
-    message = error_line(capsys)
+    message = one_line(capsys.readouterr().err, "generate")
     for text in expected:
         assert text in message
     assert "sk-secret" not in message
@@ -253,7 +247,7 @@ def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path
         return
     server.script = lambda body, count: reply if number_in(body) >= 4 else solution(body)
     assert main(words(server, data, out, *flags, "--seed", "1")) == 2
-    assert "what is done is kept" in error_line(capsys)
+    assert "what is done is kept" in one_line(capsys.readouterr().err, "generate")
     kept = stored(tmp_path / "out.partial")
     assert {row for row, _ in kept} >= {1, 2, 3} and len(kept) <= 4
     server.script, server.bodies[:] = lambda body, count: solution(body), []
@@ -262,11 +256,11 @@ def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path
     assert len(server.bodies) <= 5
 
 
-def test_an_error_after_a_refusal_is_the_one_that_is_named(server, data, tmp_path, capsys):
+def test_a_failure_after_a_refusal_is_the_one_that_is_named(server, data, tmp_path, capsys):
     refusal, failure = (400, {}, {"error": {"message": "too long"}}), (401, {}, {"error": {"message": "key expired"}})
     server.script = lambda body, count: refusal if number_in(body) == 0 else failure
     assert main(words(server, data, tmp_path / "out.jsonl", "--concurrency", "1")) == 2
-    message = error_line(capsys)
+    message = one_line(capsys.readouterr().err, "generate")
     assert "key expired" in message and "refuses every request" not in message
 
 

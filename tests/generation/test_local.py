@@ -16,7 +16,7 @@ from stepjepa.generation import local, solve
 from stepjepa.generation.local import LocalGenerator, generate_batch
 from stepjepa.generation.output import Request
 from support.families import family_model
-from support.models import tiny_model
+from support.models import PROMPTS, spread, tiny_model
 from support.rows import lines as rows
 from support.rows import write
 from support.templates import FORMATS
@@ -125,9 +125,6 @@ def test_out_of_memory_is_one_line(generate, monkeypatch, capsys):
     assert "out of memory with 4 questions at once" in capsys.readouterr().err
 
 
-PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18], [3, 3, 3, 3, 3], [20, 21, 22]]
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
     return fresh(byte_bpe_tokenizer())
@@ -135,17 +132,7 @@ def tokenizer():
 
 @pytest.fixture
 def model(tokenizer):
-    return spread("llama", tokenizer)
-
-
-def spread(name, tokenizer):
-    """Large weights spread the logits, so that rounding cannot turn one argmax into another."""
-    model = tiny_model(name, vocab_size=len(tokenizer)).eval()
-    torch.manual_seed(0)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    return model
+    return spread(tiny_model("llama", vocab_size=len(tokenizer)))
 
 
 def greedy_by_hand(model, prompt, count=5):
@@ -159,7 +146,7 @@ def greedy_by_hand(model, prompt, count=5):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_batches_equal_decoding_by_hand(name, tokenizer):
-    model, tokenizer = spread(name, tokenizer), copy.deepcopy(tokenizer)
+    model, tokenizer = spread(tiny_model(name, vocab_size=len(tokenizer))), copy.deepcopy(tokenizer)
     expected = [greedy_by_hand(model, prompt) for prompt in PROMPTS]
     assert len({tuple(ids) for ids in expected}) > 1, "all continuations are alike: nothing is compared"
     for tokenizer.padding_side in ("left", "right"):

@@ -12,7 +12,7 @@ from stepjepa.errors import ConfigError, DataError, StepJepaError
 from stepjepa.generation import output, solve
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.output import Reply, mended, seed_of
-from stepjepa.generation.solve import ground_truth, read_problems
+from stepjepa.generation.solve import read_problems
 from support.rows import lines as rows
 from support.rows import write
 
@@ -112,7 +112,7 @@ def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
     assert run(options(concurrency=99), Pupil(0)).already
     meta = tmp_path / "out.jsonl.meta.json"
     record = json.loads(meta.read_text())
-    record["settings"] |= {"greedy_first": False, "response_field": "response"}
+    record["identity"] |= {"greedy_first": False, "response_field": "response"}
     meta.write_text(json.dumps(record))
     assert run(options(), Pupil(0)).already
 
@@ -124,8 +124,7 @@ def test_a_damaged_record_is_one_line(options, run, tmp_path):
     for changes, words in (
         ({"summary": None}, "the record is damaged.*--overwrite"),
         ({"summary": {**record["summary"], "solved_at_attempt": None}}, "the record is damaged"),
-        ({"settings": 5}, "is no record of this"),
-        ({"state": "running"}, "is no record of this"),
+        ({"identity": 5}, "is no record of this"),
     ):
         meta.write_text(json.dumps({**record, **changes}))
         with pytest.raises(ConfigError, match=words):
@@ -138,21 +137,6 @@ def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
     found = read_problems(options("again.jsonl", file=str(tmp_path / "out.unsolved.jsonl"))).problems
     expected = [(row["question"], row["answer"], row["ground_truth"]) for row in left]
     assert left and [(one.question, one.answer, one.ground_truth) for one in found] == expected
-
-
-def test_ground_truth():
-    for answer, expected in (
-        ("She has 3.\n#### 1,234", "1,234"),
-        ("#### 1\nNo:\n####  7 \nThat is it.", "1"),
-        ("So \\boxed{5}.\n#### 6", "6"),
-        (r"Thus \boxed{\frac{1}{2}} of it.", r"\frac{1}{2}"),
-        (" 70000 ", "70000"),
-        ("She has 3.\nThen 4.", None),
-        ("She has 3 apples and gives one of them to each of her four best friends, which leaves 2.", None),
-        ("It is 3.\n####", None),
-        ("", None),
-    ):
-        assert ground_truth(answer) == expected
 
 
 CHAT = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "q"), ("assistant", "3"))]
@@ -172,6 +156,13 @@ def read(tmp_path):
     [
         ({"question": "q", "answer": "a\n#### 3"}, {}, ("q", "a\n#### 3", "3")),
         ({"question": None, "answer": None, "text": "q", "code": "[a-z]+"}, {}, ("q", "[a-z]+", "[a-z]+")),
+        ({"question": "q", "answer": "#### 1\nNo:\n####  7"}, {}, ("q", "#### 1\nNo:\n####  7", "1")),
+        ({"question": "q", "answer": "\\boxed{5}.\n#### 6"}, {}, ("q", "\\boxed{5}.\n#### 6", "6")),
+        (
+            {"question": "q", "answer": r"So \boxed{\frac{1}{2}}."},
+            {},
+            ("q", r"So \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ),
         ({"question": "q", "ground_truth": 3}, {}, ("q", "", "3")),
         ({"question": "q", "answer": "#### 3", "ground_truth": "4"}, {}, ("q", "#### 3", "4")),
         (
@@ -195,6 +186,8 @@ def test_a_row_that_can_be_asked(row, options, expected, read):
         ({"question": " ", "answer": "3"}, {}, "no_question", "is empty"),
         ({"question": "q"}, {}, "no_ground_truth", "no column ground_truth"),
         ({"question": "q", "answer": "words " * 20}, {}, "no_ground_truth", "no ####"),
+        ({"question": "q", "answer": "It is 3.\n####"}, {}, "no_ground_truth", "no final answer"),
+        ({"question": "q", "answer": "She has 3.\nThen 4."}, {}, "no_ground_truth", "no final answer"),
         (
             {"question": "q", "answer": "3"},
             {"source_column": "problem", "target_column": "solution"},

@@ -99,3 +99,16 @@ def add_to_vocabulary(model: Any, count: int, seed: int) -> list[int]:
         if output.weight is not model.get_input_embeddings().weight:
             output.weight[rows.first :] = 0
     return rows.ids
+
+
+def spread(model: Any) -> Any:
+    """The model with large weights, which spread the logits, so that rounding cannot turn one argmax into another."""
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+# Token ids of prompts of several lengths.
+PROMPTS = [[5, 6, 7], [8], [9, 10, 11, 12, 13, 14, 15, 16], [17, 18], [3, 3, 3, 3, 3], [20, 21, 22]]

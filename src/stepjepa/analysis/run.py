@@ -178,7 +178,7 @@ class _Collection:
         if trained is not None:
             how = f"--{_NAME.objective} {self._method.objective}"
             bar.say(f"views    as in the training of {trained.name}, where not given: {how}")
-            settled = read_record(trained).splitter  # what its step_splitter=auto was
+            settled = read_record(trained).steps.splitter  # what its step_splitter=auto was
             if settled and self._method.step_splitter == "auto":
                 self._splitter = make_splitter(settled, self._method.step_separator)
         if objective_of(self._method).sampled:

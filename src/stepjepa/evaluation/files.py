@@ -8,11 +8,9 @@ predictions.partial   finished batches, while the evaluation runs
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -20,13 +18,12 @@ from stepjepa.config.option import Names
 from stepjepa.data.options import ColumnOptions
 from stepjepa.data.template import template_of
 from stepjepa.data.tokens import Prompter
-from stepjepa.evaluation.metrics import model_metrics
 from stepjepa.evaluation.options import EvaluateOptions
-from stepjepa.evaluation.predictions import LIKELIHOOD, REFUSED, STOPPED, read_predictions
+from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
-from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
+from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog, refuse_other
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.text import slug
@@ -52,7 +49,7 @@ class ModelToEvaluate:
         if place.base is None:
             return digest(model)
         base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
-        # With --no_lora the adapter has no influence, so two adapters of one base share the answers.
+        # With --no_lora the adapter has no influence.
         adapter = [] if self.options.no_lora else model
         return digest([*adapter, b"base:", *base])
 
@@ -136,20 +133,11 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
     if prompter.dropped:
         identity["prompt_without"] = prompter.dropped
 
-    def identity_of(record: Record) -> Record:
-        identity = dict(record["identity"])
-        # Only likelihoods depend on the longest chat: generated answers may be scored again with another max_length.
-        if not model_metrics(record["scoring"]["metric"]):
-            identity["max_length"] = options.max_length
-        return identity
-
-    inputs = [Path(str(options.test_file))]
     return Output(
         paths,
         identity,
         overwrite=options.overwrite_output_dir,
-        inputs=inputs,
-        identity_of=identity_of,
+        inputs=[Path(str(options.test_file))],
     )
 
 
@@ -169,42 +157,25 @@ def metrics_record(
             "transformers": transformers.__version__,
         },
         "identity": output.identity,
-        "scoring": scoring_of(names, options),
         "model_folder": None if place.folder is None else digest(model_parts(place.folder)),
     }
 
 
-def scoring_of(names: list[str] | None, options: EvaluateOptions) -> Record:
-    """What the numbers depend on besides the answers, as plain JSON values."""
-    # Through JSON and back, because the value is compared with one that was read from a file.
-    scoring: Record = json.loads(
-        json.dumps({_NAME.metric: names, _NAME.metric_options: options.metric_options})
-    )
-    return scoring
+def refuse_other_options(path: Path, record: Record, options: EvaluateOptions) -> None:
+    """Raises ConfigError: the metrics in a record have other options. A record holds one set of them for all metrics."""
+    name = _NAME.metric_options
+    refuse_other(path, {name: record["settings"][name]}, {name: options.metric_options})
 
 
-def restore(log: ReplyLog, record: Record, paths: Paths) -> dict[int, dict[str, Any]]:
-    """Put the answers of a complete evaluation into a log.
-
-    Returns:
-        Index of a question -> the stored likelihood of its reference answer.
-
-    Raises:
-        DataError: a file cannot be read.
-    """
+def restore(log: ReplyLog, record: Record, path: Path) -> None:
+    """Put the answers of a complete evaluation into a log, if it generated any. Raises DataError: they cannot be read."""
     log.seconds = float(record["generation"].get("seconds") or 0.0)
-    likelihoods = {}
-    for path in paths.results:
-        for stored in read_predictions(path) if path.is_file() else ():
-            if stored.answer_nll is not None:
-                likelihoods[stored.index] = {name: getattr(stored, name) for name in LIKELIHOOD}
-            # The first file holds generated answers; the second only likelihoods.
-            if path == paths.results[0]:
-                refused = stored.note or REFUSED if stored.stop_reason == REFUSED else None
-                stopped = stored.stop_reason == STOPPED
-                tokens = stored.tokens or 0
-                text = stored.generated_response
-                log.replies[stored.index] = Reply(
-                    stored.index, text, stopped, 0, tokens, refused, drafts=stored.drafts
-                )
-    return likelihoods
+    for stored in read_predictions(path) if path.is_file() else ():
+        log.replies[stored.index] = Reply(
+            stored.index,
+            stored.generated_response,
+            stored.stop_reason == STOPPED,
+            new_tokens=stored.tokens or 0,
+            refused=stored.note or REFUSED if stored.stop_reason == REFUSED else None,
+            drafts=stored.drafts,
+        )

@@ -8,11 +8,12 @@ Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from stepjepa.config.option import Names
@@ -22,7 +23,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.data.types import Example
 from stepjepa.errors import saying_out_of_memory
-from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, MODEL_METRICS, NLL
+from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL
 from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.evaluation.statistics import mean
 from stepjepa.generation.local import eval_mode
@@ -30,126 +31,128 @@ from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import output_head, vocabulary_size
+from stepjepa.utils.terminal import Bar
 
 _NAME = Names(GeneratorOptions)
 # Longer than any chat, for models without a limit on positions.
 NO_LIMIT = 2**30
 
 
-class AnswerLoss(NamedTuple):
-    """Negative log-likelihood of the reference answer to question `row`: the sum in nats, and the number of tokens.
+class TokenLoss(NamedTuple):
+    """Negative log-likelihood of tokens: the sum in nats, and the number of tokens."""
 
-    `end_total` and `end_tokens` are the part of the end of turn; 0 if the answer was cut at `max_length`.
-    """
-
-    row: int
     total: float
     tokens: int
-    end_total: float
-    end_tokens: int
 
-    def part(self, name: str) -> tuple[float, int]:
-        """Sum and number of tokens for the metric `name`."""
-        if name == END_NLL:
-            return self.end_total, self.end_tokens
-        if name == CONTENT_NLL:
-            return self.total - self.end_total, self.tokens - self.end_tokens
-        return self.total, self.tokens
-
-    def of(self, name: str) -> float | None:
+    @property
+    def mean(self) -> float | None:
         """Nats per token; None without a token."""
-        total, tokens = self.part(name)
-        return total / tokens if tokens else None
-
-    def values(self) -> dict[str, float | None]:
-        """The stored values: every metric, and the numbers of tokens."""
-        means = {name: self.of(name) for name in MODEL_METRICS}
-        return {**means, "answer_tokens": self.tokens, "end_tokens": self.end_tokens}
+        return self.total / self.tokens if self.tokens else None
 
 
-class AnswerLikelihood:
-    """Computes the likelihood of every answer and its end of turn; chats are encoded as in training with labels `assistant`.
+class Likelihoods(NamedTuple):
+    """Likelihoods of the reference answers.
+
+    Attributes:
+        metrics: metric -> its summary.
+        rows: index of a question -> the values that are stored: every metric, and the numbers of tokens.
+    """
+
+    metrics: dict[str, dict[str, Any]]
+    rows: dict[int, dict[str, Any]]
+
+
+def likelihoods(
+    questions: QuestionSet,
+    names: Sequence[str],
+    prompter: Prompter,
+    model: nn.Module,
+    batch_size: int,
+    max_length: int | None,
+    bar: Bar,
+) -> Likelihoods:
+    """Compute the metrics `names`; nothing without names.
 
     Args:
         model: a causal LM, PEFT models included. Its train/eval mode is restored afterwards.
-        batch_size: chats per batch.
-        vocabulary: V of the softmax, if predictor tokens follow it; None for all rows of the embedding.
         max_length: longest chat in tokens; longer ones are cut on the right and counted.
 
-    Attributes:
-        examples: index of a question -> its encoded chat.
-        report: counts rows that cannot be used, and answers that were cut at `max_length`.
-
     Raises:
-        ConfigError: the tokenizer cannot be used.
+        ConfigError: the tokenizer cannot be used, or a batch does not fit into memory.
         DataError: no answer can be used.
     """
+    if not names:
+        return Likelihoods({}, {})
+    examples, report = encode_answers(questions, prompter, model, max_length)
+    vocabulary, ends = softmax_size(model, prompter), prompter.stop_ids(None)
+    bar.begin("likelihoods", len(examples))
+    # Similar lengths share a batch, which saves padding, and the largest batch fails at once if memory is short.
+    order = sorted(examples, key=lambda index: len(examples[index].trunk), reverse=True)
+    computed: dict[int, dict[str, TokenLoss]] = {}
+    for begin in range(0, len(order), batch_size):
+        batch = order[begin : begin + batch_size]
+        message = f"out of memory with {len(batch)} chats at once; lower --{_NAME.batch_size}"
+        with saying_out_of_memory(message):
+            losses = answer_losses(model, [examples[index] for index in batch], vocabulary, ends)
+        computed.update(zip(batch, losses, strict=True))
+        bar.step(len(batch))
+    # In the order of the file again.
+    rows = {index: _stored(computed[index]) for index in examples}
+    summaries = {
+        name: summarise([losses[name] for losses in computed.values()], report) for name in names
+    }
+    return Likelihoods(summaries, rows)
 
-    def __init__(
-        self,
-        questions: QuestionSet,
-        prompter: Prompter,
-        model: torch.nn.Module,
-        batch_size: int,
-        vocabulary: int | None = None,
-        max_length: int | None = None,
-    ):
-        self.prompter, self.model = prompter, model
-        self.batch_size, self.vocabulary = batch_size, vocabulary
-        # The encoder cuts at the model's own limit too: positions beyond it would fail or mean nothing.
-        positions = max_positions(causal_lm(model)) or NO_LIMIT
-        options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
-        encoder = RowEncoder(
-            questions.source, prompter.tokenizer, prompter.renderer, options, streams=False
-        )
-        rows = []
-        for question in questions.questions:
-            row = {"messages": question.chat, TEMPLATE_KWARGS: question.template_kwargs}
-            rows.append((question.place, row))
-        encoded = encoder(rows)
-        # An answer that starts beyond `max_length` has no example.
-        counted = zip(questions.questions, encoded.counts, strict=True)
-        kept = [question.index for question, count in counted if count]
-        encoded.report.require(kept, f"have an answer for {NLL}")
-        self.examples: dict[int, Example] = dict(zip(kept, encoded.store, strict=True))
-        self.report = encoded.report
 
-    def compute(self) -> Iterator[list[AnswerLoss]]:
-        """Yield the losses a batch at a time, the longest chats first.
+def _stored(losses: Mapping[str, TokenLoss]) -> dict[str, float | None]:
+    means = {name: loss.mean for name, loss in losses.items()}
+    return {**means, "answer_tokens": losses[NLL].tokens, "end_tokens": losses[END_NLL].tokens}
 
-        Raises:
-            ConfigError: a batch does not fit into memory.
-        """
-        ends = self.prompter.stop_ids(None)
-        # Similar lengths share a batch, which saves padding, and the largest batch fails at once if memory is short.
-        order = sorted(self.examples, key=self._length, reverse=True)
-        for begin in range(0, len(order), self.batch_size):
-            batch = order[begin : begin + self.batch_size]
-            examples = [self.examples[index] for index in batch]
-            message = f"out of memory with {len(batch)} chats at once; lower --{_NAME.batch_size}"
-            with saying_out_of_memory(message):
-                losses = answer_losses(self.model, examples, self.vocabulary, ends)
-            numbered = zip(batch, losses, strict=True)
-            yield [AnswerLoss(index, *loss) for index, loss in numbered]
 
-    def _length(self, index: int) -> int:
-        return len(self.examples[index].trunk)
+def encode_answers(
+    questions: QuestionSet, prompter: Prompter, model: nn.Module, max_length: int | None
+) -> tuple[dict[int, Example], DataReport]:
+    """Encode the chats as in training with labels `assistant`.
+
+    Returns:
+        Index of a question -> its chat, and the counts of rows that cannot be used and of answers that were cut.
+
+    Raises:
+        ConfigError, DataError: as for `likelihoods`.
+    """
+    # The encoder cuts at the model's own limit too: positions beyond it would fail or mean nothing.
+    positions = max_positions(causal_lm(model)) or NO_LIMIT
+    options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
+    encoder = RowEncoder(
+        questions.source, prompter.tokenizer, prompter.renderer, options, streams=False
+    )
+    rows = []
+    for question in questions.questions:
+        row = {"messages": question.chat, TEMPLATE_KWARGS: question.template_kwargs}
+        rows.append((question.place, row))
+    encoded = encoder(rows)
+    # An answer that starts beyond `max_length` has no example.
+    counted = zip(questions.questions, encoded.counts, strict=True)
+    kept = [question.index for question, count in counted if count]
+    encoded.report.require(kept, f"have an answer for {NLL}")
+    return dict(zip(kept, encoded.store, strict=True)), encoded.report
 
 
 def answer_losses(
-    model: torch.nn.Module,
-    examples: Sequence[Example],
-    vocabulary: int | None = None,
-    ends: Sequence[int] = (),
-) -> list[tuple[float, int, float, int]]:
-    """Cross-entropy of each example: sum and number of its labelled tokens, then of those that are in `ends`.
+    model: nn.Module, examples: Sequence[Example], vocabulary: int, ends: Sequence[int] = ()
+) -> list[dict[str, TokenLoss]]:
+    """Cross-entropy of the labelled tokens of each example, by metric.
+
+    Args:
+        vocabulary: V of the softmax.
+        ends: the tokens that end a turn.
 
     The rows are padded on the right and masked. Logits are computed at labelled positions only.
     """
     inner: Any = causal_lm(model)
     device = inner.get_input_embeddings().weight.device
     # The head of training, so that both compute the same loss.
-    head = output_head(inner, vocabulary or vocabulary_size(inner))
+    head = output_head(inner, vocabulary)
     trunks = [torch.from_numpy(example.trunk.astype(np.int64)) for example in examples]
     ids_BT = pad_sequence(trunks, batch_first=True).to(device)
     mask_BT = pad_sequence([torch.ones_like(trunk) for trunk in trunks], batch_first=True).to(
@@ -157,12 +160,13 @@ def answer_losses(
     )
     positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
 
-    def loss_sum(states_TD: torch.Tensor, ids_T: torch.Tensor, places: np.ndarray) -> float:
+    def loss(states_TD: torch.Tensor, ids_T: torch.Tensor, places: np.ndarray) -> TokenLoss:
         if not len(places):
-            return 0.0
+            return TokenLoss(0.0, 0)
         # A token is predicted from the state before it.
         places_N = torch.from_numpy(places).to(device)
-        return float(head.loss_sum(inner, states_TD[places_N - 1], ids_T[places_N]))
+        total = head.loss_sum(inner, states_TD[places_N - 1], ids_T[places_N])
+        return TokenLoss(float(total), len(places))
 
     losses = []
     with torch.inference_mode(), eval_mode(model):
@@ -170,13 +174,14 @@ def answer_losses(
         for states_TD, ids_T, example in zip(states_BTD, ids_BT, examples, strict=True):
             labelled = np.concatenate([np.arange(start, stop) for start, stop in example.labels])
             ending = labelled[np.isin(example.trunk[labelled], ends)]
-            total = loss_sum(states_TD, ids_T, labelled)
-            end_total = loss_sum(states_TD, ids_T, ending)
-            losses.append((total, len(labelled), end_total, len(ending)))
+            answer = loss(states_TD, ids_T, labelled)
+            end = loss(states_TD, ids_T, ending)
+            content = TokenLoss(answer.total - end.total, answer.tokens - end.tokens)
+            losses.append({NLL: answer, CONTENT_NLL: content, END_NLL: end})
     return losses
 
 
-def softmax_size(model: torch.nn.Module, prompter: Prompter) -> int:
+def softmax_size(model: nn.Module, prompter: Prompter) -> int:
     """V of the LM softmax: the model's vocabulary without predictor tokens at its end."""
     # Training leaves these tokens out of the softmax. In the middle of the vocabulary they are ordinary entries.
     rows = vocabulary_size(causal_lm(model))
@@ -184,17 +189,17 @@ def softmax_size(model: torch.nn.Module, prompter: Prompter) -> int:
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
-def summarise(losses: Sequence[AnswerLoss], report: DataReport, name: str = NLL) -> dict[str, Any]:
-    """The metric `name`: mean per token, perplexity, and the mean over rows with its interval.
+def summarise(losses: Sequence[TokenLoss], report: DataReport) -> dict[str, Any]:
+    """Summarize a metric: mean per token, perplexity, and the mean over rows with its interval.
 
     Args:
         report: of the encoded rows.
     """
-    parts = [loss.part(name) for loss in losses]
-    tokens = sum(count for _, count in parts)
+    tokens = sum(loss.tokens for loss in losses)
     # Tokens of a chat are not independent, so the interval is that of the mean over rows.
-    value = math.fsum(part for part, _ in parts) / tokens if tokens else None
-    rows = mean([part / count for part, count in parts if count])
+    value = math.fsum(loss.total for loss in losses) / tokens if tokens else None
+    means = [loss.mean for loss in losses if loss.mean is not None]
+    rows = mean(means)
     return {
         "kind": "loss",
         "value": value,
@@ -203,7 +208,7 @@ def summarise(losses: Sequence[AnswerLoss], report: DataReport, name: str = NLL)
         "row_mean": rows.value,
         "low": rows.low,
         "high": rows.high,
-        "n": sum(1 for _, count in parts if count),
+        "n": len(means),
         "tokens": tokens,
         "answers_truncated": report.answers_truncated,
         "skipped": dict(report.rows_skipped),

@@ -105,7 +105,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     )
     show: int = option(
         2,
-        "Examples of each kind to show with --analyze.",
+        "With --analyze and one file: examples of each kind of error to show.",
         _ANALYSIS,
         at_least=0,
         needs={"analyze": True},
@@ -136,10 +136,6 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             if not 1 <= len(self.analyze) <= 2:
                 what = "one file of predictions, or two to compare"
                 raise ConfigError(f"--{_NAME.analyze} takes {what}; got {len(self.analyze)}")
-            if self.metric is not None and len(self.metric) > 1:
-                raise ConfigError(
-                    f"--{_NAME.analyze} goes by one --{_NAME.metric} of those that the predictions hold"
-                )
         elif self.harness is None:
             self._check_file()
 
@@ -151,11 +147,9 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             if getattr(self, name)
         ]
         if excluded or not self.model_name or self.backend != "transformers":
-            what = (
-                f"leave --{excluded[0]} out"
-                if excluded
-                else f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
-            )
+            what = f"write: stepjepa evaluate RUN --{_NAME.harness} TASK"
+            if excluded:
+                what = f"leave --{excluded[0]} out"
             raise ConfigError(
                 f"--{_NAME.harness} runs tasks of the harness with transformers; {what}"
             )

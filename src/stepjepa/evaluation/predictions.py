@@ -141,9 +141,6 @@ def read_predictions(path: Path) -> list[Prediction]:
         problem = _problem_of(row)
         if problem:
             raise DataError(f"{rows.place(number)}: is no prediction: {problem}")
-        # Version 0.3 could store several samples of a question; the first one counts.
-        if row.get("sample", 1) != 1:
-            continue
         values = {name: row[name] for name in names if row.get(name) is not None}
         values.setdefault("index", len(predictions))
         for name in {"gt_answer", "gen_answer", "ground_truth"} & values.keys():
@@ -219,16 +216,9 @@ class PredictionAnalysis:
                 yield f"\n{KINDS[kind]}:"
             for example in examples:
                 note = f" ({example.note})" if example.note else ""
-                yield from _question_lines(example)
+                yield f"  index {example.index}: {one_line(example.question, _SHOWN)}"
+                yield f"    expected {quoted(example.gt_answer or example.ground_truth)}"
                 yield f"    found {_answer_text(example)}{note}"
-
-
-def _question_lines(prediction: Prediction) -> list[str]:
-    """The question and the right answer."""
-    return [
-        f"  index {prediction.index}: {one_line(prediction.question, _SHOWN)}",
-        f"    expected {quoted(prediction.gt_answer or prediction.ground_truth)}",
-    ]
 
 
 def _answer_text(prediction: Prediction) -> str:
@@ -257,20 +247,18 @@ class PairedMetric:
 
 @dataclass
 class PredictionComparison:
-    """Two models on the same questions; ``str()`` gives the table and examples that are printed.
+    """Two models on the same questions; ``str()`` gives the text that is printed.
 
     Attributes:
         a, b: the files; a is the baseline.
         paired: the metric by which answers are right or wrong.
         counts: number of questions that both, only a, only b, or neither answered right.
-        examples: ``only_a`` and ``only_b`` -> the first such questions, with the predictions of ``a`` and ``b``.
     """
 
     a: str
     b: str
     paired: PairedMetric
     counts: tuple[int, int, int, int]
-    examples: dict[str, list[dict[str, Prediction]]]
 
     def record(self) -> dict[str, Any]:
         """As plain JSON values."""
@@ -300,13 +288,6 @@ class PredictionComparison:
         yield f"\n{'B right':>19}{'B wrong':>9}"
         yield f"  A right {both:>9}{only_a:>9}"
         yield f"  A wrong {only_b:>9}{neither:>9}"
-        for name, examples in self.examples.items():
-            if examples:
-                yield f"\nonly {name[-1].upper()} is right:"
-            for pair in examples:
-                yield from _question_lines(pair["a"])
-                yield f"    A {_answer_text(pair['a'])}"
-                yield f"    B {_answer_text(pair['b'])}"
 
 
 def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) -> PredictionAnalysis:
@@ -323,19 +304,17 @@ def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) ->
     first = predictions[0].values()
     metric = metric or next(iter(first), "correct")
     kinds: dict[str, list[Prediction]] = {kind: [] for kind in KINDS}
-    right = 0
     for prediction in predictions:
         value = prediction.values().get(metric)
         if value not in (0.0, 1.0):
             where = f"{path}: index {prediction.index}"
             raise DataError(f"{where} has no {metric} of 0 or 1 (metrics found: {_listed(first)})")
-        if value == 1.0:
-            right += 1
-        else:
+        if value == 0.0:
             kinds[error_kind(prediction)].append(prediction)
-    n = len(predictions)
     counts = {kind: len(group) for kind, group in kinds.items() if group}
     examples = {kind: kinds[kind][:show] for kind in counts}
+    n = len(predictions)
+    right = n - sum(counts.values())
     return PredictionAnalysis(str(path), metric, n, right, share(right, n), counts, examples)
 
 
@@ -343,14 +322,11 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(names) or "none"
 
 
-def compare(
-    first: Path, second: Path, show: int = 2, metric: str | None = None
-) -> PredictionComparison:
+def compare(first: Path, second: Path, metric: str | None = None) -> PredictionComparison:
     """Compare two models' answers to the same questions, matched by index and question.
 
     Args:
         first: file of the baseline.
-        show: as for `analyze_predictions`.
         metric: the metric by which answers are right or wrong; by default the first one in the baseline's file.
 
     Raises:
@@ -365,16 +341,7 @@ def compare(
         raise DataError(
             f"{first} and {second} have no {metric} of 0 or 1 for every question (metrics found: {known})"
         )
-    # Questions on which the models disagree: where they agree, neither is ahead.
-    examples: dict[str, list[dict[str, Prediction]]] = {"only_a": [], "only_b": []}
-    for a, b in pairs:
-        a_right = a.values()[metric]
-        if a_right == b.values()[metric]:
-            continue
-        group = examples["only_a" if a_right else "only_b"]
-        if len(group) < show:
-            group.append({"a": a, "b": b})
-    return PredictionComparison(str(first), str(second), paired, paired.counts, examples)
+    return PredictionComparison(str(first), str(second), paired, paired.counts)
 
 
 def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:

@@ -11,7 +11,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import is_answer, is_trained, template_kwargs_of
 from stepjepa.data.options import PairColumns, text_of
-from stepjepa.data.report import RowCounts
+from stepjepa.data.report import DataReport, RowCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
 from stepjepa.evaluation.options import AS_TRAINED, EvaluateOptions
@@ -22,36 +22,23 @@ from stepjepa.generation.place import Place
 _NAME = Names(EvaluateOptions)
 
 
-@dataclass
-class TrainingRecord:
-    """What a folder records of the training data; empty for a model that this library did not train.
+def read_record(place: Place) -> DataReport:
+    """The data report in the model's folder, or in the run's folder for a checkpoint; of several training sets the sum.
 
-    Attributes:
-        system_prompts: system message -> number of rows; None stands for rows without one.
-        others: number of rows with further system messages, whose texts the record leaves out.
-        splitter: name of the step splitter; None if the training data were several data sets.
+    Empty for a model that this library did not train, or if the report is damaged.
     """
-
-    system_prompts: Counter[str | None] = field(default_factory=Counter)
-    others: int = 0
-    splitter: str | None = None
-
-
-def read_record(place: Place) -> TrainingRecord:
-    """Read the data report in the model's folder, or in the run's folder for a checkpoint."""
-    record = TrainingRecord()
-    # Each split has an entry. With several training sets there is one for each, and no splitter common to all.
-    for name, report in place.record("data_report.json").items():
-        if not name.startswith("train") or not isinstance(report, dict):
-            continue
-        if name == "train":
-            record.splitter = (report.get("steps") or {}).get("splitter")
-        record.system_prompts.update(report.get("system_prompts") or {})
-        record.system_prompts[None] += report.get("without_system_prompt") or 0
-        record.others += report.get("other_system_prompts") or 0
-    # The unary plus of a Counter drops the entries without rows.
-    record.system_prompts = +record.system_prompts
-    return record
+    total = DataReport("")
+    try:
+        for name, record in place.record("data_report.json").items():
+            if name.startswith("train"):
+                report = DataReport.from_dict({"source": "", **record})
+                # Several training sets have no splitter in common.
+                if name != "train":
+                    report.steps.splitter = ""
+                total.add(report)
+    except (TypeError, ValueError, AttributeError):
+        return DataReport("")
+    return total
 
 
 class SystemPrompt(NamedTuple):
@@ -84,9 +71,9 @@ class SystemPrompt(NamedTuple):
 
 
 def choose_system_prompt(
-    setting: str | None, use_test_prompts: bool, record: TrainingRecord, name: str
+    setting: str | None, use_test_prompts: bool, record: DataReport, name: str
 ) -> SystemPrompt:
-    """Choose the system message by the options and by the training record of the model `name`.
+    """Choose the system message by the options and by the data report of the training of the model `name`.
 
     A model that was trained with one system message, or with none, is evaluated the same way. After training with several,
     each row keeps its own message, and rows without one get the most common one.
@@ -95,12 +82,15 @@ def choose_system_prompt(
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
     if setting != AS_TRAINED:
         return SystemPrompt(setting, False, f"{quoted(setting)} (--{_NAME.system_prompt})")
-    if not record.system_prompts:
+    # None stands for rows without a message; the unary plus of a Counter drops entries without rows.
+    prompts: Counter[str | None] = Counter(record.system_prompts)
+    prompts[None] = record.without_system_prompt
+    if not +prompts:
         return SystemPrompt(
             None, True, f"the file's own, where it has one ({name} has no record of its training)"
         )
-    (common, _), *further = record.system_prompts.most_common()
-    if not further and not record.others:
+    (common, _), *further = (+prompts).most_common()
+    if not further and not record.other_system_prompts:
         return SystemPrompt(common, False, f"{quoted(common)}, as in training")
     origin = "the file's own, as in training with different ones"
     return SystemPrompt(common, True, f"{origin}; for rows without one {quoted(common)}")

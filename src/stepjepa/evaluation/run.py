@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -15,13 +14,14 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
-from stepjepa.data.options import PairColumns, PromptFrom
+from stepjepa.data.options import PairColumns
 from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import files, nll
 from stepjepa.evaluation.metrics import MODEL_METRICS, Metric, make_metrics, model_metrics
+from stepjepa.evaluation.nll import Likelihoods
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import record_lines
 from stepjepa.evaluation.questions import QuestionSet, SystemPrompt, read_questions
@@ -39,7 +39,6 @@ from stepjepa.generation.output import (
     ReplyLog,
     Request,
     reading_record,
-    refuse_other,
     seed_of,
 )
 from stepjepa.generation.place import load_generator
@@ -50,7 +49,7 @@ _NAME = Names(EvaluateOptions)
 RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 
 
-def _requests(question_set: QuestionSet, temperature: float, seed: int) -> list[Request]:
+def _requests(question_set: QuestionSet, temperature: float = 0.0, seed: int = 0) -> list[Request]:
     """One request for each question; a question's seed depends on its row alone, not on the other rows."""
     return [
         Request(
@@ -73,18 +72,13 @@ def evaluate_model(
     metric_options: Mapping[str, Any] | None = None,
     max_new_tokens: int = 512,
     batch_size: int = BATCH_SIZE,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    seed: int = 42,
     system_prompt: str | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    prompt_from: PromptFrom = None,
     trained: str | None = None,
     columns: PairColumns | None = None,
     split: str = "test",
     max_examples: int | None = None,
     max_length: int | None = None,
-    vocabulary: int | None = None,
 ) -> EvaluationResult:
     """Evaluate a model in memory; no file is written.
 
@@ -95,15 +89,14 @@ def evaluate_model(
         rows: a path, a Hub data set, a `datasets.Dataset` or a list of dicts, as training takes them.
         metrics: names of metrics, see `stepjepa.evaluation.metrics`, including likelihoods such as ``answer_nll``.
         metric_options: options of the metrics; each metric takes those that it has.
-        max_new_tokens, batch_size, temperature, top_p, seed: options of generation, see `generate_batch`.
+        max_new_tokens, batch_size: longest answer in tokens, and answers at a time. They are greedy.
         system_prompt: system message for chats without one, as in training.
         chat_template_kwargs: arguments of the chat template besides the messages.
-        prompt_from, trained: the form of the prompt, see `Prompter`.
+        trained: the form of the prompt, see `Prompter`.
         columns: the two columns of a data set of pairs.
         split: split of a Hub data set.
         max_examples: number of rows to evaluate on, from the first.
         max_length: ``answer_nll``: longest chat in tokens; None for any.
-        vocabulary: ``answer_nll``: V of the softmax, if predictor tokens follow it (`trainer.setup.vocabulary`).
 
     Raises:
         ConfigError, DataError: an argument or the data cannot be used.
@@ -112,29 +105,22 @@ def evaluate_model(
         >>> result = evaluate_model(model, tokenizer, "test.jsonl", ["gsm8k"])
         >>> result.value("gsm8k"), result.metrics["gsm8k"]["low"]
     """
-    if not metrics:
-        raise ConfigError("metrics is empty; name one, see stepjepa.evaluation.metrics")
     with ExitStack() as stack:
         chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
-        prompter = Prompter(tokenizer, None, False, chat_template_kwargs, prompt_from, trained)
+        prompter = Prompter(tokenizer, None, False, chat_template_kwargs, None, trained)
         source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
-        question_set = read_questions(
-            source, SystemPrompt(system_prompt, True, ""), columns, max_examples
-        )
+        system = SystemPrompt(system_prompt, True, "")
+        question_set = read_questions(source, system, columns, max_examples)
         drop_unusable(question_set, chosen, prompter)
         bar = Bar(silent=True)
+        likelihoods = nll.likelihoods(
+            question_set, model_metrics(metrics), prompter, model, batch_size, max_length, bar
+        )
         log = ReplyLog()
-        likelihoods = Likelihoods()
-        nll_names = model_metrics(metrics)
-        if nll_names:
-            likelihood = nll.AnswerLikelihood(
-                question_set, prompter, model, batch_size, vocabulary, max_length
-            )
-            likelihoods = _compute(likelihood, nll_names, bar)
         # Without a metric of texts nothing is generated.
         if chosen:
-            generator = LocalGenerator(model, prompter, max_new_tokens, top_p, batch_size)
-            log.ask(generator, _requests(question_set, temperature, seed), "answers", bar)
+            generator = LocalGenerator(model, prompter, max_new_tokens, batch_size=batch_size)
+            log.ask(generator, _requests(question_set), "answers", bar)
         return _score(question_set, chosen, log, likelihoods, bar)
 
 
@@ -167,28 +153,20 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
         output = files.open_output(model, paths, question_set.fingerprint())
         target = paths.results[0 if metrics else 1]
-        log, earlier, likelihoods = ReplyLog(output), output.complete, Likelihoods()
+        log, earlier = ReplyLog(output), output.complete
         nll_names = model_metrics(names)
         # A complete evaluation with the same answers: it has all metrics already, or its answers are scored again.
         if earlier is not None:
-            scoring = files.scoring_of(names, options)
             with reading_record(paths.record):
-                scored = {**earlier["scoring"], _NAME.metric: _ordered(_scored_metrics(earlier))}
-                if scored == scoring:
+                files.refuse_other_options(paths.record, earlier, options)
+                if _scored_metrics(earlier) == names:
                     return earlier_result(earlier, [target, paths.record])
-                # The metrics may differ, but their options may not: the record has one set of them.
-                refuse_other(paths.record, {**scored, _NAME.metric: names}, scoring)
-                rows = files.restore(log, earlier, paths)
-                if rows and earlier["metrics"].keys() >= set(nll_names):
-                    likelihoods = Likelihoods(
-                        {name: earlier["metrics"][name] for name in nll_names}, rows
-                    )
-                    nll_names = []
+                files.restore(log, earlier, paths.results[0])
 
         # The model is loaded only if something is left to generate or to compute.
         description = "not loaded: its stored answers are scored again"
         generator = None
-        unanswered = any(question.index not in log.replies for question in question_set.questions)
+        unanswered = len(log.replies) < len(question_set.questions)
         if nll_names or (metrics and unanswered):
             generator, description = load_generator(model.place, prompter, options, options.no_lora)
 
@@ -202,23 +180,23 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             bar.say(model.system.line(question_set.own_system_prompts, question_set.rows_read))
             if prompter.note:
                 bar.say(f"note     {prompter.note}")
-            # Likelihoods are not stored batch by batch as replies are: an interrupted evaluation computes them again.
+            likelihoods = Likelihoods({}, {})
+            # Only replies are stored batch by batch; likelihoods take one pass and are computed again.
             if nll_names:
                 assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
                 size = options.batch_size or BATCH_SIZE
-                vocabulary = nll.softmax_size(generator.model, prompter)
-                loaded = generator.model
-                likelihood = nll.AnswerLikelihood(
-                    question_set, prompter, loaded, size, vocabulary, options.max_length
-                )
-                likelihoods = _compute(likelihood, nll_names, bar)
-            if metrics and generator is not None:
-                log.ask(
-                    generator,
-                    _requests(question_set, options.temperature, options.seed),
-                    "answers",
+                likelihoods = nll.likelihoods(
+                    question_set,
+                    nll_names,
+                    prompter,
+                    generator.model,
+                    size,
+                    options.max_length,
                     bar,
                 )
+            if metrics and generator is not None:
+                requests = _requests(question_set, options.temperature, options.seed)
+                log.ask(generator, requests, "answers", bar)
             result = _score(question_set, metrics, log, likelihoods, bar)
             result.files = [target, paths.record]
             result.record = files.metrics_record(model, output, result, names)
@@ -234,8 +212,8 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
 def _scored_metrics(record: Record) -> list[str]:
     """The metrics of a complete evaluation; empty for any other record."""
-    scoring = record.get("scoring")
-    metrics = scoring.get("metric") if isinstance(scoring, dict) else None
+    settings = record.get("settings")
+    metrics = settings.get(_NAME.metric) if isinstance(settings, dict) else None
     return metrics if isinstance(metrics, list) else []
 
 
@@ -243,26 +221,6 @@ def _ordered(names: Sequence[str]) -> list[str]:
     """Each metric once, likelihoods last in a fixed order. The order of the others matters: the first gives the verdict."""
     texts = [name for name in names if name not in MODEL_METRICS]
     return list(dict.fromkeys([*texts, *(name for name in MODEL_METRICS if name in names)]))
-
-
-@dataclass(frozen=True)
-class Likelihoods:
-    """Likelihoods of the reference answers: the summaries of the metrics, and the values of each question by its index."""
-
-    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
-
-
-def _compute(likelihood: nll.AnswerLikelihood, names: Sequence[str], bar: Bar) -> Likelihoods:
-    bar.begin("likelihoods", len(likelihood.examples))
-    losses = []
-    for batch in likelihood.compute():
-        losses += batch
-        bar.step(len(batch))
-    # Batches come by length; rows are stored in the order of the file.
-    losses.sort()
-    metrics = {name: nll.summarise(losses, likelihood.report, name) for name in names}
-    return Likelihoods(metrics, {loss.row: loss.values() for loss in losses})
 
 
 def _score(
@@ -323,8 +281,7 @@ class AnswerScorer:
                 f"eval_metrics: {nll_names[0]} is what the evaluation logs as lm_loss anyway; leave it out"
             )
         # Made once and dropped, so that a typo fails before training and not at the first evaluation.
-        for metric in make_metrics(metrics, settings.get("metric_options")):
-            metric.close()
+        make_metrics(metrics, settings.get("metric_options"))
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]
         self.metrics, self.settings = list(metrics), settings
@@ -346,10 +303,7 @@ class AnswerScorer:
         # A process without questions still takes part in the sum over processes, with the same keys.
         if not rows:
             return dict.fromkeys([*self.metrics, "did_not_stop"], (0.0, 0))
-        reports = {
-            name: {"prompts": report.prompts.to_dict()}
-            for name, report in self.data_reports.items()
-        }
+        reports = {name: report.to_dict() for name, report in self.data_reports.items()}
         settings = {"trained": recorded_ending(reports), **self.settings}
         result = evaluate_model(model, tokenizer, rows, self.metrics, **settings)
         # Sums and not means, because processes may have different numbers of questions.

@@ -65,15 +65,14 @@ def judgement_of(metric: Metric, reply: Reply, question: Question) -> Judgement:
     Raises:
         DataError: the row has no reference, or a user's function failed.
     """
+    # A count says nothing about a response that does not exist.
+    if reply.refused is not None:
+        score = math.nan if metric.kind == "count" else 0.0
+        return Judgement(score, None, None, reply.refused)
     try:
-        if reply.refused is None:
-            return metric.score_response(reply.text, question.row, reply.stopped)
-        # There is no response, but the reference is still recorded.
-        gold = None if metric.is_custom else metric.score("", question.row).gold
+        return metric.score_response(reply.text, question.row, reply.stopped)
     except DataError as error:
         raise DataError(f"{question.place}: {error}") from None
-    # A count says nothing about a response that does not exist.
-    return Judgement(math.nan if metric.kind == "count" else 0.0, gold, None, reply.refused)
 
 
 def prediction_of(

@@ -7,6 +7,7 @@ nothing is NaN and nothing warns. Tests are two-sided, intervals are 95 % interv
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
@@ -88,11 +89,8 @@ def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, 
     Raises:
         ValueError: a and b differ in length.
     """
-    pairs = list(zip(a, b, strict=True))
-    both, only_a, only_b = (
-        pairs.count(kind) for kind in ((True, True), (True, False), (False, True))
-    )
-    return both, only_a, only_b, len(pairs) - both - only_a - only_b
+    counts = Counter(zip(a, b, strict=True))
+    return counts[True, True], counts[True, False], counts[False, True], counts[False, False]
 
 
 def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:

@@ -39,8 +39,7 @@ _PATH = "/chat/completions"
 # Status codes of errors that may pass, and of errors that concern one request alone.
 _TRANSIENT, _REFUSALS = {408, 409, 425, 429}, {400, 413, 422}
 _NAME = Names(GenerateOptions)
-_ADDRESS = f"--{_NAME.base_url}"
-_ADVICE = f"check {_ADDRESS}, --{_NAME.api_key_env} and --{_NAME.model_name}"
+_ADVICE = f"check --{_NAME.base_url}, --{_NAME.api_key_env} and --{_NAME.model_name}"
 _RESUME = "what is done is kept, and the same command resumes from it"
 
 
@@ -54,18 +53,14 @@ class _Client(AsyncInferenceClient):
 
 
 async def _refuse_redirect(response: Any) -> None:
-    if 300 <= response.status_code < 400:
-        where = one_line(str(response.headers.get("Location")), _LONGEST_MESSAGE)
+    if response.is_redirect:
+        where = one_line(response.headers["Location"], _LONGEST_MESSAGE)
         what = f"{response.request.url} answers {response.status_code}; it moved to {where}"
-        raise ConfigError(f"{what}, so {_ADDRESS} must change; {_RESUME}")
+        raise ConfigError(f"{what}, so --{_NAME.base_url} must change; {_RESUME}")
 
 
 class _TransientError(Exception):
-    """An error that may pass; `wait` is the number of seconds that the server asks to wait."""
-
-    def __init__(self, message: str, wait: float | None = None):
-        super().__init__(message)
-        self.wait = wait
+    """An error that may pass: its message, and the number of seconds that the server asks to wait, or None."""
 
 
 class EndpointGenerator:
@@ -102,28 +97,28 @@ class EndpointGenerator:
         ).start()
         answered = bool(done)
         # Refusals before the first answer are held back: if the request itself is wrong, none must be stored.
-        refused: list[Reply] = []
+        held: list[Reply] = []
         error: Exception | None = None
         try:
             for _ in todo:
                 reply = replies.get()
                 if isinstance(reply, Exception):
                     error = error or reply
-                elif reply is not None and reply.refused is not None and not answered:
-                    refused.append(reply)
-                    if len(refused) == _MOST_REFUSALS:
-                        break
                 elif reply is not None:
-                    answered = True
-                    yield [*refused, reply]
-                    refused = []
+                    held.append(reply)
+                    answered = answered or reply.refused is None
+                if answered and held:
+                    yield held
+                    held = []
+                if len(held) == _MOST_REFUSALS:
+                    break
         finally:
             self._stopped = True
         # With fewer refusals, the requests that the error prevented might have been answered.
-        if error is not None and len(refused) < _MOST_REFUSALS:
+        if error is not None and len(held) < _MOST_REFUSALS:
             raise error
-        if refused:
-            raise ConfigError(f"the model refuses every request: {refused[0].refused}")
+        if held:
+            raise ConfigError(f"the model refuses every request: {held[0].refused}")
 
     async def _ask_all(self, requests: Sequence[Request], replies: queue.SimpleQueue[Any]) -> None:
         """Put a reply, an error or, once the work has ended, None into the queue for each request."""
@@ -153,7 +148,8 @@ class EndpointGenerator:
                 self._answers += reply.refused is None
                 return reply
             except _TransientError as error:
-                what, wait = self._clean(str(error)), error.wait
+                message, wait = error.args
+            what = self._clean(message)
             if tries > MAX_RETRIES:
                 # Other requests were answered since the last try, so the server works and this request is the cause.
                 if self._answers > answers:
@@ -201,14 +197,14 @@ class EndpointGenerator:
         except HfHubHTTPError as error:
             return self._refusal(request.row, error.response)
         except InferenceTimeoutError:
-            raise _TransientError(f"gave no answer in {TIMEOUT:g} s") from None
+            raise _TransientError(f"gave no answer in {TIMEOUT:g} s", None) from None
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise _TransientError("sends no chat completion") from None
+            raise _TransientError("sends no chat completion", None) from None
         except Exception as error:
             # Errors of the HTTP library; which library that is depends on the version of huggingface_hub.
             why = self._clean(str(error) or type(error).__name__)
             if self._answers:
-                raise _TransientError(f"lost the connection ({why})") from None
+                raise _TransientError(f"lost the connection ({why})", None) from None
             raise ConfigError(f"{self.url} cannot be reached ({why}); {_ADVICE}") from None
 
     def _refusal(self, row: int, response: Any) -> Reply:
@@ -223,8 +219,7 @@ class EndpointGenerator:
             # The header may also hold a date, which counts as no number of seconds.
             wait = response.headers.get("Retry-After", "")
             is_number = wait.replace(".", "", 1).isdecimal()
-            seconds = float(wait) if is_number else None
-            raise _TransientError(what, seconds)
+            raise _TransientError(what, float(wait) if is_number else None)
         raise ConfigError(f"{self.url} {self._clean(what)}; {_ADVICE}; {_RESUME}") from None
 
     def _clean(self, text: str) -> str:

@@ -167,21 +167,15 @@ class ReplyLog:
         for replies in generator.answer(requests, done):
             seconds = time.perf_counter() - begin
             rows = [list(vars(reply).values()) for reply in replies]
-            self.add({"replies": rows, "seconds": round(seconds, 3)})
+            line = {"replies": rows, "seconds": round(seconds, 3)}
+            if self.output is not None:
+                self.output.append(line)
+            self.take(line)
             bar.step(len(replies))
             begin = time.perf_counter()
 
-    def add(self, line: Record) -> None:
-        """Store a line, then take it."""
-        if self.output is not None:
-            self.output.append(line)
-        self.take(line)
-
     def take(self, line: Record) -> None:
         """Take the replies of a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
-        # Version 0.3 stored likelihoods here too; they are computed again.
-        if "losses" in line:
-            return
         for values in line["replies"]:
             self.replies[values[0]] = Reply(*values)
         self.seconds += float(line["seconds"])
@@ -242,7 +236,6 @@ class Output:
         identity: the settings and data that the answers depend on, as plain JSON values.
         overwrite: whether to replace existing files.
         inputs: input files, which must not be overwritten.
-        identity_of: returns the identity in a record of complete work; raises KeyError or TypeError for another file.
 
     Attributes:
         complete: the record, if the same work was completed before; else None.
@@ -260,7 +253,6 @@ class Output:
         *,
         overwrite: bool = False,
         inputs: Iterable[Path] = (),
-        identity_of: Callable[[Record], Record] = lambda record: record["identity"],
     ):
         self.paths, self._overwrite = paths, overwrite
         # Through JSON and back, because it is compared with values that were read from a file.
@@ -279,7 +271,7 @@ class Output:
         if paths.record.exists():
             try:
                 record = read_json(paths.record)
-                known = _compared(identity_of(record))
+                known = _compared(_identity_in(record))
             except _BROKEN:
                 raise ConfigError(
                     f"{paths.record} exists and is no record of this; choose another output"
@@ -412,6 +404,14 @@ class Output:
 def _remove_if_empty(folder: Path) -> None:
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def _identity_in(record: Record) -> Record:
+    """The identity in a record of complete work. Raises KeyError or TypeError for another file."""
+    if "identity" in record:
+        return dict(record["identity"])
+    # Up to version 0.3 `generate` wrote it in two parts.
+    return {**record["settings"], "data": record["input"]["fingerprint"]}
 
 
 def _compared(identity: Record) -> Record:

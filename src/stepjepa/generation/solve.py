@@ -43,7 +43,6 @@ from stepjepa.generation.output import (
     seed_of,
 )
 from stepjepa.utils.terminal import Bar
-from stepjepa.utils.text import lone_surrogate
 from stepjepa.version import __version__
 
 _NAME = Names(GenerateOptions)
@@ -117,10 +116,6 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     if not final:
         why = "no column ground_truth, no #### and no \\boxed{} in the answer, which is too long for a bare one"
         raise RowError("no_ground_truth", f"no final answer: {why}")
-    if lone_surrogate(final):
-        raise RowError(
-            "broken_text", "the final answer holds half a character (a lone surrogate); remove it"
-        )
     return Problem(number, question, answer, final)
 
 
@@ -191,16 +186,22 @@ def generate(options: GenerateOptions) -> GenerationResult:
     options.check()
     problem_set = read_problems(options)
     # The options of columns are left out: they decide the questions, which the fingerprint identifies already.
-    problems, settings = problem_set.problems, options.deciding(ColumnOptions)
+    problems = problem_set.problems
     fingerprint = digest_of(
         [problem.row, problem.question, problem.answer, problem.ground_truth]
         for problem in problems
     )
-    source = {"file": problem_set.source, "questions": len(problems), "fingerprint": fingerprint}
-    output = _open_output(options, {**settings, "data": fingerprint})
-    solved, unsolved = output.paths.results
+    path = Path(str(options.output_file))
+    solved, unsolved = path, path.with_name(f"{path.stem}.unsolved.jsonl")
+    record_file = path.with_name(f"{path.name}.meta.json")
+    output = Output(
+        Paths((solved, unsolved), record_file, path.with_suffix(".partial")),
+        {**options.deciding(ColumnOptions), "data": fingerprint},
+        overwrite=options.overwrite,
+        inputs=[Path(str(options.file))],
+    )
     if output.complete is not None:
-        with reading_record(output.paths.record):
+        with reading_record(record_file):
             summary = output.complete["summary"]
             earlier = GenerationResult(summary, solved, already=True)
             # Printing reads the rest of the record, so a damaged one fails here.
@@ -211,8 +212,7 @@ def generate(options: GenerateOptions) -> GenerationResult:
         log = ReplyLog(output)
         with output.opened(log.take):
             bar.say(f"model    {options.model_name} ({description})")
-            resumed = f", {len(log.replies)} attempts done before" if log.replies else ""
-            bar.say(f"input    {problem_set.source}: {len(problems)} questions{resumed}")
+            bar.say(f"input    {problem_set.source}: {len(problems)} questions")
             last = solve(problems, options, generator, log, bar)
             rows = [
                 _result_row(problem, attempt, options)
@@ -222,25 +222,14 @@ def generate(options: GenerateOptions) -> GenerationResult:
             results = {solved: [json_line(row) for row in rows if row["correct"]]}
             if summary["unsolved"]:
                 results[unsolved] = [json_line(row) for row in rows if not row["correct"]]
-            record = {"stepjepa": __version__, "state": "complete", "settings": settings}
-            output.finish(results, {**record, "input": source, "summary": summary})
+            record = {
+                "stepjepa": __version__,
+                "identity": output.identity,
+                "input": {"file": problem_set.source, "questions": len(problems)},
+                "summary": summary,
+            }
+            output.finish(results, record)
     return GenerationResult(summary, solved)
-
-
-def _open_output(options: GenerateOptions, identity: Record) -> Output:
-    path = Path(str(options.output_file))
-    results = path, path.with_name(f"{path.stem}.unsolved.jsonl")
-    paths = Paths(results, path.with_name(f"{path.name}.meta.json"), path.with_suffix(".partial"))
-
-    def identity_of(record: Record) -> Record:
-        if record["state"] != "complete":
-            raise KeyError("state")
-        return {**record["settings"], "data": record["input"]["fingerprint"]}
-
-    inputs = [Path(str(options.file))]
-    return Output(
-        paths, identity, overwrite=options.overwrite, inputs=inputs, identity_of=identity_of
-    )
 
 
 def load_generator(options: GenerateOptions, say: Callable[[str], None]) -> tuple[Generator, str]:
@@ -327,12 +316,12 @@ def _verdict(reply: Reply, problem: Problem, options: GenerateOptions) -> str:
 
 def _summary(problem_set: ProblemSet, last: Sequence[Attempt], log: ReplyLog) -> Record:
     """Counts that add up to all rows that were read: solved by attempt, unsolved by reason, and skipped by reason."""
-    # JSON turns the keys of an object into text, so they are text from the start.
-    solved = Counter(str(attempt.number) for attempt in last if attempt.verdict == RIGHT)
+    solved = Counter(attempt.number for attempt in last if attempt.verdict == RIGHT)
     return {
         "rows_read": problem_set.rows_read,
         "solved": solved.total(),
-        "solved_at_attempt": dict(sorted(solved.items(), key=lambda item: int(item[0]))),
+        # Keys as text, which they are in JSON.
+        "solved_at_attempt": {str(number): solved[number] for number in sorted(solved)},
         "unsolved": len(last) - solved.total(),
         "unsolved_last_attempt": dict(
             Counter(attempt.verdict for attempt in last if attempt.verdict != RIGHT)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -198,14 +197,11 @@ class CustomMetric(Metric):
             gold = ""
         try:
             returned = self._function(generated, gold, dict(row))
+            value = float(returned)
         except Exception as error:
             raise DataError(f"metric {self.target}: {type(error).__name__}: {error}") from error
-        # float("1") works, but a function that returns text is wrong. NaN fails the comparison below.
-        try:
-            value = math.nan if isinstance(returned, str) else float(returned)
-        except (TypeError, ValueError):
-            value = math.nan
-        if not 0 <= value <= 1:
+        # float("1") works, but a function that returns text is wrong. NaN fails the comparison.
+        if isinstance(returned, str) or not 0 <= value <= 1:
             raise DataError(
                 f"metric {self.target} must return a bool or a number from 0 to 1, it returned {returned!r}"
             )

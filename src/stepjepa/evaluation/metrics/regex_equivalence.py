@@ -27,11 +27,11 @@ from __future__ import annotations
 import re
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from stepjepa.config.option import option
 from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
@@ -67,6 +67,7 @@ _TOKEN = re.compile(
 _UNKNOWN = re.compile(r"[^ -~]|\\[0-9tnrfvxuN]")
 # Tokens that end a concatenation; the empty one is the end of the pattern.
 _ENDS = ("|", "&", ")", "")
+_GROUPS = ("(", "(?:")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _PLACES = {r"\b": "word", r"\B": "no word", "^": "begin", r"\A": "begin", "$": "end", r"\Z": "end"}
 
@@ -79,49 +80,51 @@ class NotSupportedError(PatternError):
     """A pattern that may be valid, but is too long, or describes more than a regular language."""
 
 
-class PatternPart(NamedTuple):
-    """A part of a pattern.
-
-    Attributes:
-        kind: what the part matches. ``set``: one character that the `text` matches in Python's `re`. ``word``, ``no word``,
-            ``begin``, ``end``: a position between characters, at the edge of a word, not at one, or at an end of the text.
-            ``join``: its parts in order; without parts the empty text. ``any``: one of its parts. ``not``: every text that
-            its part does not match. ``repeat``: its part repeatedly.
-        turns: smallest and largest number of repetitions; None for no upper bound.
-    """
-
-    kind: str
-    parts: tuple[PatternPart, ...] = ()
-    text: str = ""
-    turns: tuple[int, int | None] = (1, 1)
-
-
-def parse(text: str, word_boundary: WordBoundary = "zero_width") -> PatternPart:
-    r"""Parse a pattern.
+def tokens_of(text: str, word_boundary: WordBoundary = "zero_width") -> list[str]:
+    r"""Split a pattern into operators, places between characters, and sets of characters.
 
     Args:
         text: the pattern, which must match a text from end to end.
         word_boundary: the meaning of `\b`: the edge of a word, or the letter b as in `dk.brics`.
 
     Raises:
-        PatternError: syntax errors.
-        NotSupportedError: backreferences, lookaround and flags; patterns that are too long.
+        PatternError: broken sets of characters.
+        NotSupportedError: backreferences, characters beyond printable ASCII; patterns that are too long.
     """
     if len(text) > LONGEST_PATTERN:
         raise NotSupportedError(f"longer than {LONGEST_PATTERN} characters")
     tokens = _TOKEN.findall(text)
     if word_boundary == "letter":
         tokens = ["b" if token == r"\b" else token for token in tokens]
-    reader = _Reader(tokens)
-    part = reader.read()
-    # The reader stops at a bracket that closes nothing.
-    if reader.next():
-        raise PatternError("unmatched )")
-    return part
+    for token in filter(_is_set, tokens):
+        if token == "\\":
+            raise PatternError("ends in the middle")
+        if _UNKNOWN.search(token):
+            raise NotSupportedError(
+                f"{token} is not supported: printable ASCII alone, no backreferences"
+            )
+        try:
+            set_of(token)
+        except re.error as error:
+            raise PatternError(f"{token}: {error}") from None
+    return tokens
 
 
-def set_of(text: str) -> re.Pattern[str]:
+def _is_set(token: str) -> bool:
+    """Whether a token matches one character of a set."""
+    return not (
+        token in _ENDS or token in _GROUPS or token in _PLACES or token == "~" or _repeats(token)
+    )
+
+
+def _repeats(token: str) -> bool:
+    """Whether a token is a repetition. A lone { is an ordinary character."""
+    return token in _REPEATS or len(token) > 2 and token[0] == "{"
+
+
+def set_of(token: str) -> re.Pattern[str]:
     """A pattern that matches exactly the characters of a set."""
+    text = token if len(token) > 1 or token in ".[" else re.escape(token)
     with warnings.catch_warnings():
         # Python warns about "[[a]", whose meaning may change in a later version.
         warnings.simplefilter("ignore")
@@ -131,8 +134,17 @@ def set_of(text: str) -> re.Pattern[str]:
 class _Reader:
     """A parser by recursive descent, with a method for each level of binding from `read` (weakest) to `atom`."""
 
-    def __init__(self, tokens: list[str]):
+    def __init__(self, tokens: list[str], space: Expressions):
         self.tokens, self.position = tokens, 0
+        self.space = space
+
+    def pattern(self) -> Expression:
+        """The expression of all tokens. Raises PatternError: syntax errors; NotSupportedError: lookaround, flags."""
+        expression = self.read()
+        # The reader stops at a bracket that closes nothing.
+        if self.next():
+            raise PatternError("unmatched )")
+        return expression
 
     def next(self) -> str:
         """The next token, empty at the end."""
@@ -143,14 +155,14 @@ class _Reader:
         self.position += 1
         return token
 
-    def read(self) -> PatternPart:
+    def read(self) -> Expression:
         parts = [self.intersection()]
         while self.next() == "|":
             self.take()
             parts.append(self.intersection())
-        return parts[0] if len(parts) == 1 else PatternPart("any", tuple(parts))
+        return self.space.any_of(parts)
 
-    def intersection(self) -> PatternPart:
+    def intersection(self) -> Expression:
         parts = [self.joined()]
         while self.next() == "&":
             self.take()
@@ -158,16 +170,15 @@ class _Reader:
         if len(parts) == 1:
             return parts[0]
         # a & b = ~(~a | ~b), so that expressions need no kind of their own for "and".
-        complements = [PatternPart("not", (part,)) for part in parts]
-        return PatternPart("not", (PatternPart("any", tuple(complements)),))
+        return self.space.negate(self.space.any_of(map(self.space.negate, parts)))
 
-    def joined(self) -> PatternPart:
-        parts: list[PatternPart] = []
+    def joined(self) -> Expression:
+        parts: list[Expression] = []
         while self.next() not in _ENDS:
             parts.append(self.repeated())
-        return parts[0] if len(parts) == 1 else PatternPart("join", tuple(parts))
+        return self.space.join(parts)
 
-    def repeated(self) -> PatternPart:
+    def repeated(self) -> Expression:
         # ~ binds more strongly than a repetition, and two of them cancel.
         negated = False
         while self.next() == "~":
@@ -175,35 +186,22 @@ class _Reader:
             negated = not negated
         part = self.atom()
         if negated:
-            part = PatternPart("not", (part,))
-        # A lone { is an ordinary character; a token of several that starts with one is a repetition.
-        while self.next() in _REPEATS or len(self.next()) > 2 and self.next()[0] == "{":
-            part = PatternPart("repeat", (part,), turns=_turns(self.take()))
+            part = self.space.negate(part)
+        while _repeats(self.next()):
+            part = self.space.repeat(part, *_turns(self.take()))
         return part
 
-    def atom(self) -> PatternPart:
+    def atom(self) -> Expression:
         token = self.take()
-        if token in _ENDS or token in _REPEATS:
+        if token in _ENDS or _repeats(token):
             raise PatternError("nothing to repeat or to negate")
-        if token in ("(", "(?:"):
+        if token in _GROUPS:
             return self.group()
         if token in _PLACES:
-            return PatternPart(_PLACES[token])
-        if token == "\\":
-            raise PatternError("ends in the middle")
-        if _UNKNOWN.search(token):
-            raise NotSupportedError(
-                f"{token} is not supported: printable ASCII alone, no backreferences"
-            )
-        text = token if len(token) > 1 or token in ".[" else re.escape(token)
-        # Compiled here for its error message; `Alphabet` compiles it again.
-        try:
-            set_of(text)
-        except re.error as error:
-            raise PatternError(f"{token}: {error}") from None
-        return PatternPart("set", text=text)
+            return self.space.place(_PLACES[token])
+        return self.space.one_of(token)
 
-    def group(self) -> PatternPart:
+    def group(self) -> Expression:
         if self.next() == "?":
             raise NotSupportedError("(? is not supported: no lookaround, no flags")
         part = self.read()
@@ -263,24 +261,20 @@ class Alphabet:
         }
 
 
-def _sets(part: PatternPart) -> Iterator[str]:
-    """The sets of characters in a pattern."""
-    if part.kind == "set":
-        yield part.text
-    for inner in part.parts:
-        yield from _sets(inner)
-
-
-def difference(first: PatternPart, second: PatternPart) -> tuple[str, bool] | None:
+def difference(
+    first: str, second: str, word_boundary: WordBoundary = "zero_width"
+) -> tuple[str, bool] | None:
     """The shortest text that only one of two patterns matches, and whether the first one does; None if they are equal.
 
     Raises:
+        PatternError, NotSupportedError: see `tokens_of` and `_Reader.pattern`.
         TooMuchWork, RecursionError: the budget, or Python's stack, is not sufficient to decide.
     """
-    alphabet = Alphabet([*_sets(first), *_sets(second)])
+    tokens_a, tokens_b = tokens_of(first, word_boundary), tokens_of(second, word_boundary)
+    alphabet = Alphabet(filter(_is_set, tokens_a + tokens_b))
     space = Expressions(alphabet)
     # Both states, the kind of the last character, and the text that leads to them.
-    start = space.of(first), space.of(second), BEGIN
+    start = _Reader(tokens_a, space).pattern(), _Reader(tokens_b, space).pattern(), BEGIN
     queue, visited = deque([(start, "")]), {start}
     while queue:
         (state_a, state_b, previous), text = queue.popleft()
@@ -334,20 +328,13 @@ class Expressions:
         self.empty = self._make("join", _ALWAYS)
         self.all = self._make("all", _ALWAYS)
 
-    def of(self, part: PatternPart) -> Expression:
-        """The expression of a parsed pattern."""
-        parts = [self.of(inner) for inner in part.parts]
-        if part.kind == "set":
-            return self._make("set", 0, mask=self._alphabet.masks[part.text])
-        if part.kind == "join":
-            return self._join(parts)
-        if part.kind == "any":
-            return self._any(parts)
-        if part.kind == "not":
-            return self._not(parts[0])
-        if part.kind == "repeat":
-            return self._repeat(parts[0], *part.turns)
-        return self._make("place", _BOUNDARY_NULLS[part.kind])
+    def one_of(self, token: str) -> Expression:
+        """One character of a set."""
+        return self._make("set", 0, mask=self._alphabet.masks[token])
+
+    def place(self, kind: str) -> Expression:
+        """A position between characters, a key of `_BOUNDARY_NULLS`."""
+        return self._make("place", _BOUNDARY_NULLS[kind])
 
     def derivative(self, expression: Expression, previous: int, letter: int) -> Expression:
         """The expression of all texts that may follow `letter`, after a character of the kind `previous`."""
@@ -371,21 +358,21 @@ class Expressions:
             for place, part in enumerate(expression.parts):
                 rest_parts = expression.parts[place + 1 :]
                 alternatives.append(
-                    self._join([self.derivative(part, previous, letter), *rest_parts])
+                    self.join([self.derivative(part, previous, letter), *rest_parts])
                 )
                 if not part.nulls & here:
                     break
-            return self._any(alternatives)
+            return self.any_of(alternatives)
         parts = [self.derivative(part, previous, letter) for part in expression.parts]
         if expression.kind == "any":
-            return self._any(parts)
+            return self.any_of(parts)
         if expression.kind == "not":
-            return self._not(parts[0])
+            return self.negate(parts[0])
         low, high = expression.turns
         # If the part can match the empty text here, any number of repetitions may be over already.
         low = 0 if expression.parts[0].nulls & here else max(low - 1, 0)
-        rest = self._repeat(expression.parts[0], low, None if high is None else high - 1)
-        return self._join([parts[0], rest])
+        rest = self.repeat(expression.parts[0], low, None if high is None else high - 1)
+        return self.join([parts[0], rest])
 
     def spend(self, work: int) -> None:
         """Count steps. Raises TooMuchWork: the budget is used up."""
@@ -410,7 +397,8 @@ class Expressions:
             )
         return self._expressions[key]
 
-    def _join(self, parts: Iterable[Expression]) -> Expression:
+    def join(self, parts: Iterable[Expression]) -> Expression:
+        """The parts in order; without parts the empty text."""
         flat: list[Expression] = []
         for part in parts:
             for member in part.parts if part.kind == "join" else (part,):
@@ -426,7 +414,8 @@ class Expressions:
             "join", reduce(and_, (member.nulls for member in flat), _ALWAYS), tuple(flat)
         )
 
-    def _any(self, parts: Iterable[Expression]) -> Expression:
+    def any_of(self, parts: Iterable[Expression]) -> Expression:
+        """One of the parts."""
         # All sets become one, and the set without letters disappears.
         mask, members = 0, set[Expression]()
         for part in parts:
@@ -445,7 +434,8 @@ class Expressions:
         flat = sorted(members, key=lambda member: member.number)
         return self._make("any", reduce(or_, (member.nulls for member in flat)), tuple(flat))
 
-    def _not(self, part: Expression) -> Expression:
+    def negate(self, part: Expression) -> Expression:
+        """Every text that the part does not match."""
         if part.kind == "not":
             return part.parts[0]
         if part is self.nothing:
@@ -454,7 +444,8 @@ class Expressions:
             return self.nothing
         return self._make("not", _ALWAYS & ~part.nulls, (part,))
 
-    def _repeat(self, part: Expression, low: int, high: int | None) -> Expression:
+    def repeat(self, part: Expression, low: int, high: int | None) -> Expression:
+        """The part at least `low` times, and at most `high` times; None for no upper bound."""
         if high == 0 or part is self.empty:
             return self.empty
         if part is self.nothing:
@@ -500,17 +491,18 @@ class RegexEquivalence(Metric):
         self, gold: str, answer: str
     ) -> tuple[str, Literal["unknown", "invalid"] | None]:
         """Why two patterns differ, empty if they do not, and `Judgement.undecided`."""
-        # None until the reference is parsed, which shows whose pattern an error is about.
-        first = None
+        reference_is_read = False
         try:
-            first = parse(gold, self.word_boundary)
-            example = difference(first, parse(answer, self.word_boundary))
+            # With itself first, which shows whose pattern an error is about.
+            difference(gold, gold, self.word_boundary)
+            reference_is_read = True
+            example = difference(gold, answer, self.word_boundary)
         except (TooMuchWork, RecursionError):
             return f"unknown: not decided in {BUDGET} steps", "unknown"
         except NotSupportedError as error:
             return f"unknown: cannot be compared: {error}", "unknown"
         except PatternError as error:
-            if first is None:
+            if not reference_is_read:
                 return f"the reference is no regular expression: {error}", None
             return f"the answer is no regular expression: {error}", "invalid"
         if example is None:

@@ -26,11 +26,7 @@ Result = TypeVar("Result")
 
 
 class WorkerError(Exception):
-    """The function raised an error, or its process died."""
-
-
-class WorkerTimeout(WorkerError):
-    """The function took too long."""
+    """The function raised an error or took too long, or its process died."""
 
 
 class Worker(Generic[Result]):
@@ -50,8 +46,8 @@ class Worker(Generic[Result]):
         """The function's result.
 
         Raises:
-            WorkerTimeout: there was no result after `seconds`, not counting the start of the process.
-            WorkerError: the function raised an error or ran out of memory, or its process could not start or died.
+            WorkerError: the function raised an error or ran out of memory, or gave no result after `seconds` (without the
+                start of the process), or its process could not start or died.
         """
         reply = None
         try:
@@ -109,7 +105,7 @@ class Worker(Generic[Result]):
         if reply.endswith("\n"):
             return json.loads(reply)
         if time.monotonic() >= deadline:
-            raise WorkerTimeout(f"no result after {seconds:g} s")
+            raise WorkerError(f"no result after {seconds:g} s")
         raise WorkerError("its process ended")
 
 
