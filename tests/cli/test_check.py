@@ -19,7 +19,7 @@ def test_a_good_file(tmp_path, capsys):
         f"{file} line 1 (2 steps)",
         "    How many?",
         "    Then two.",
-        "     2         2 rows  100.0%  ########################################",
+        "     2         2 rows  100.0%",
     ):
         assert line in lines
     assert all(len(line) <= 100 or len(line.split()) < 4 for line in lines)

@@ -59,7 +59,7 @@ DRAWN = [
     ("--step_jepa --max_length 14", f"{PLAIN}the views were cut at max_length", "1 answer cut at max_length"),
     ("--step_jepa --forward two_pass", "in training every segment is a row of its own"),
     ("--step_jepa --forward inline", "(isolated in its place)"),
-    ("--target_encoder ema", "by the EMA encoder"),
+    ("--target_encoder ema", "target_encoder ema encodes them in a pass of their own"),
     ("--objective semantic_tube --tube_times 2", "2 pairs, sampled for epoch 0 with seed 42"),
     ("--objective next_latent", "pair 1 state: ", "next state: "),
     ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
@@ -114,7 +114,7 @@ def test_a_page_and_a_picture(inspect, tmp_path):
     before = page.read_bytes()
     for name, file in (("html", page), ("png", png)):
         err = inspect("--step_jepa", f"--{name}", file, status=2)
-        assert f"--{name} {file}: exists; choose another name, or --overwrite" in err
+        assert f"{file}: exists; choose another name, or --overwrite" in err
     assert page.read_bytes() == before
     inspect("--step_jepa --overwrite --html", page)
     assert page.read_bytes() == before  # the same row is the same page

@@ -31,9 +31,9 @@ def test_text_and_lines(capsys):
     assert len(long) == 100 and long.startswith("head xx") and long.endswith("xx tail") and " ... " in long
     assert lone_surrogate("a\ud800") == "\\ud800" and lone_surrogate("\U0001f600") is None
     with Bar() as bar:  # names of models and rich's markup in them
-        bar.start("[/red] \x1b[31m", 3, 0, "[/] note")
+        bar.begin("[/red] \x1b[31m", 3)
         bar.say("[/red] \x1b[31m")
-        bar.advance(1, "[/]")
+        bar.step(1)
     print_text(f"{HOSTILE}\nsecond line")
     print_json({"a": [HOSTILE, float("inf")]})
     said = capsys.readouterr()

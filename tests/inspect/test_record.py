@@ -183,10 +183,8 @@ def test_sums_of_a_tube(mode, spans, pairs):
 
 def test_lanes():
     lanes = row_record(stepped_example(9, 2), 2, str, vocabulary=97).lanes  # pairs end at 4 and 6; targets are 5-6, 7-8
-    assert lanes.names == ("trunk", "sources", "targets")
-    assert lanes.of_section == (0, 0, 1, 2, 1, 2) and lanes.width == 11
-    placed = record(horizons, 1).lanes  # two targets with horizon 2 and 1, of the same positions
-    assert placed.names == ("trunk", "sources", "targets") and placed.of_section == (0, 0, 1, 2, 2, 1)
+    assert lanes.names == ("trunk", "sources", "sources", "targets", "targets")
+    assert lanes.of_section == (0, 0, 1, 3, 2, 4) and lanes.width == 11
     alone = record(standalone).lanes
     assert alone.names == ("trunk", "sources", "targets") and alone.of_section == (0, 0, 1, 2)
 

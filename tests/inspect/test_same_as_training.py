@@ -92,7 +92,7 @@ def both(file, row, index, **options):
     shown = JEPAOptions(**options)
     shown.check()
     tokenizer = tokenizer_for(file)
-    record, _ = shown_row(file, row, encoder_for(RowSource(file), tokenizer, shown), shown, SEED)
+    record, _ = shown_row(RowSource(file), row, encoder_for(RowSource(file), tokenizer, shown), shown, SEED)
     method, batch, (example,) = trained(file, options, tokenizer, [index])
     assert shown == method  # the splitter is settled alike
     return record, batch, example

@@ -5,17 +5,17 @@ import re
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Span
-from stepjepa.inspect.record import evenly, token_label
-from stepjepa.inspect.terminal import draw, make_console, mask_lines
+from stepjepa.inspect.record import evenly
+from stepjepa.inspect.terminal import draw, mask_lines
 from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.models import Views, paired
 from support.records import row_record, tube_record
 from support.tube import tube_options
 
 HOSTILE = ["[bold]q[/bold]", "[/]", "\x1b[31mb\x1b[0m", " \U0001f600\u200d\u202e", "\r\n", ":smile:\t", "\x07\x9b"]
-LETTERS = "qabcdefghij"
 
 
 class Screen(io.StringIO):
@@ -40,20 +40,18 @@ def record(words="qabcde", length=None):
     return row_record(example, 2, lambda index: words[index % len(words)], vocabulary=length)
 
 
-def drawn(row, width=80, file=None, **options):
-    file = io.StringIO() if file is None else file
-    draw(row, make_console(file, width), **options)
+def drawn(row, width=80, file=None, notes=("a note",)):
+    file = file or io.StringIO()
+    draw(row, Console(file=file, width=width), "row 0", notes)
     return file.getvalue()
 
 
-def shown(example, predictors=2, **options):
-    row = row_record(example, predictors, LETTERS.__getitem__, vocabulary=11, **options)
-    return [line.rstrip() for line in drawn(row, 140).splitlines()]
+def lines_of(text):
+    return [line.rstrip() for line in text.splitlines()]
 
 
 def test_a_drawing_in_full():
-    lines = [line.rstrip() for line in drawn(record(), title="row 0", notes=["a note"]).splitlines()]
-    assert lines == [
+    assert lines_of(drawn(record())) == [
         "row 0: 10 tokens: 6 on the trunk (5 labelled), 2 of predictors, 2 in isolated",
         "targets; 1 pair",
         "a note",
@@ -93,43 +91,31 @@ TARGET = Segment(np.array([0, 3], np.int32), ISOLATED, 0)
 STANDALONE = Example(
     np.arange(2, dtype=np.int32), (Span(1, 2),), (SOURCE, TARGET), (Pair(Read.one(1, 2), Read.one(2, 1)),)
 )
+INLINE_LINES = [
+    "row 0: 8 tokens: 6 on the trunk (5 labelled), 2 of predictors; 1 pair",
+    "  i a target view isolated in its place",
+    "predictors         3         3  <|predictor_1|>│<|predictor_2|> «source 1»",
+    "trunk: answer      5         5  c│d «target 1»│e",
+    "LM loss on 5 tokens: 1-2, 5-7",
+    '          target 5-6 (isolated in its place), read at 6 "d"',
+    "     6 ia ▄▄▄▄▄██▄",
+]
+STANDALONE_LINES = [
+    "source 1           2         0  q│b│<|predictor_1|> «source 1»│<|predictor_2|>│e",
+    "target 1           7         0  q│c «target 1»",
+    '  pair 1  source 2-6, read at 4 "<|predictor_1|>"',
+    '          target 7-8, read at 8 "c"',
+    "     6 vt   ▀▀▀▀▀▄",
+    "     8 t         ▀▀",
+]
 
 
 @pytest.mark.parametrize(
-    ("example", "predictors", "inline", "lines"),
-    [
-        (
-            STEPS,
-            2,
-            True,
-            [
-                "8 tokens: 6 on the trunk (5 labelled), 2 of predictors; 1 pair",
-                "  i a target view isolated in its place",
-                "predictors         3         3  <|predictor_1|>│<|predictor_2|> «source 1»",
-                "trunk: answer      5         5  c│d «target 1»│e",
-                "LM loss on 5 tokens: 1-2, 5-7",
-                '          target 5-6 (isolated in its place), read at 6 "d"',
-                "     6 ia ▄▄▄▄▄██▄",
-            ],
-        ),
-        (
-            STANDALONE,
-            2,
-            False,
-            [
-                "source 1           2         0  q│b│<|predictor_1|> «source 1»│<|predictor_2|>│e",
-                "target 1           7         0  q│c «target 1»",
-                '  pair 1  source 2-6, read at 4 "<|predictor_1|>"',
-                '          target 7-8, read at 8 "c"',
-                "     6 vt   ▀▀▀▀▀▄",
-                "     8 t         ▀▀",
-            ],
-        ),
-    ],
+    ("example", "inline", "lines"), [(STEPS, True, INLINE_LINES), (STANDALONE, False, STANDALONE_LINES)]
 )
-def test_lines_of_every_form(example, predictors, inline, lines):
-    found = shown(example, predictors, inline=inline)
-    assert [line for line in lines if line not in found] == []
+def test_lines_of_every_form(example, inline, lines):
+    shown = lines_of(drawn(row_record(example, 2, "qabcdefghij".__getitem__, vocabulary=11, inline=inline), 140))
+    assert [line for line in lines if line not in shown] == []
 
 
 def test_many_sums_of_states():
@@ -148,14 +134,12 @@ def seen_in(lines, blocks, width):
     return np.array(matrix[:width])
 
 
-@pytest.mark.parametrize("length", [7, 40])
-@pytest.mark.parametrize("width", [30, 60])
-def test_the_blocks_are_the_matrix(length, width):
+@pytest.mark.parametrize(("length", "width", "sampled"), [(7, 30, ""), (7, 60, ""), (40, 30, "; 20 of 78 positions")])
+def test_the_blocks_are_the_matrix(length, width, sampled):
     row = record(length=length)
     positions = evenly(len(row), width - 10)
     lines = list(mask_lines(row, width))
-    fits = len(row) <= width - 10
-    assert (f"; {width - 10} of {len(row)} positions)" in lines[0].plain) == (not fits)
+    assert lines[0].plain.endswith(f"who is seen{sampled})")
     np.testing.assert_array_equal(
         seen_in(lines[2:], " \u2580\u2584\u2588", len(positions)), row.visible[np.ix_(positions, positions)]
     )
@@ -163,17 +147,16 @@ def test_the_blocks_are_the_matrix(length, width):
 
 
 def test_text_in_the_data_does_nothing():
-    text = drawn(record(words=HOSTILE), notes=["no pair: [red]why[/red]\x1b"])
+    notes = ["no pair: [red]why[/red]\x1b"]
+    text = drawn(record(words=HOSTILE), notes=notes)
     assert all(character == "\n" or character.isprintable() for character in text)
     shown = ("[bold]q[/bold]", "[/]", r"\x1b[31mb\x1b[0m", "·\U0001f600\\u200d\\u202e", "\\r↵", ":smile:⇥", r"\x07\x9b")
     assert all(one in text for one in (*shown, r"no pair: [red]why[/red]\x1b"))
-    coloured = drawn(record(words=HOSTILE), file=Screen())
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == drawn(record(words=HOSTILE))  # only rich's own colours are added
-
-    assert token_label(" a\tb\r\n") == "·a⇥b\\r↵"
+    coloured = drawn(record(words=HOSTILE), file=Screen(), notes=notes)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text  # only rich's own colours are added
 
 
 def test_colour_on_terminals_only(monkeypatch):
-    assert "\x1b[" in drawn(record(), file=Screen()) and "\x1b" not in drawn(record())
+    assert "\x1b[32m" in drawn(record(), file=Screen()) and "\x1b" not in drawn(record())
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "\x1b" not in drawn(record(), file=Screen())
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", drawn(record(), file=Screen()))

@@ -46,6 +46,7 @@ def test_check_counts_calls_and_results():
     assert report.step_counts == {2: 1, 0: 1} and report.rows_skipped == {"switched_off": 1}
     assert report.unread == {} and report.other_columns == {}
     (sample,) = report.samples
-    assert list(sample.texts) == ["User", "Tool call", "Assistant"] and '"city": "Oslo"' in sample.texts["Tool call"]
+    assert list(sample.texts) == ["User", "Tool call", "Tool result", "Assistant"]
+    assert '"city": "Oslo"' in sample.texts["Tool call"]
     (alone,) = check_format([row(ONE[:2])]).samples
     assert list(alone.texts) == ["User", "Tool call"] and alone.steps == 0

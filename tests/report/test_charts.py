@@ -3,7 +3,6 @@
 import pytest
 
 from stepjepa.inspect.figure import COLOURS, series_style
-from stepjepa.inspect.record import luminance
 from stepjepa.report.charts import (
     BOTTOM,
     LEFT,
@@ -15,7 +14,7 @@ from stepjepa.report.charts import (
     thin,
     ticks,
 )
-from support.colours import assert_told_apart
+from support.colours import assert_told_apart, luminance
 
 
 def test_points_are_finite_and_in_order():

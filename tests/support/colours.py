@@ -19,6 +19,11 @@ def linear(colour):
     return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
+def luminance(colour):
+    """Relative luminance of ``#rrggbb``, 0 for black to 1 for white (WCAG 2.2)."""
+    return float(TO_XYZ[1] @ linear(colour))
+
+
 def lab(rgb):
     scaled = TO_XYZ @ np.clip(rgb, 0, 1) / np.array([0.95047, 1, 1.08883])
     x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)

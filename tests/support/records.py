@@ -11,7 +11,7 @@ def row_record(
     predictors,
     text_of,
     *,
-    spans=(),
+    spans=None,
     vocabulary=0,
     predictor_order="ascending",
     same_predictor=False,
@@ -21,6 +21,9 @@ def row_record(
     ids = [vocabulary + (0 if same_predictor else number) for number in range(predictors)]
     names = dict(enumerate(predictor_names(len(set(ids))), vocabulary))
     placed = tuple(ids[::-1] if predictor_order == "descending" else ids)
+    if spans is None:
+        spans = [layout.NamedSpan("prompt", 0, len(example.trunk))]
+        spans += [layout.NamedSpan("answer", *span) for span in example.labels]
     return layout.row_record(example, layout.RowForm(placed, names, **form), text_of, spans)
 
 

@@ -104,10 +104,8 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
             states[label], about = collection.collect(label, place, first=not states)
             inputs.append(about)
             check_alike(states)
-        bar.start("numbers", sum(len(one.layers) for one in states.values()), 0)
-        comparison = compare(
-            states, lambda label: bar.advance(1, label), options.prediction_horizon or 0
-        )
+        bar.begin("numbers", sum(len(one.layers) for one in states.values()))
+        comparison = compare(states, lambda _: bar.step(1), options.prediction_horizon or 0)
 
     # Nothing can fail any more: the earlier files make room.
     folder.mkdir(parents=True, exist_ok=True)
@@ -199,7 +197,7 @@ class _Collection:
         bar.say(f"{label}: {model.description}")
         for line in [*view_notes(model, self._method), *(_data_lines(pairs) if first else ())]:
             bar.say(f"  {line}")
-        bar.start(label, len(pairs.examples), 0)
+        bar.begin(label, len(pairs.examples))
         states = collect_states(
             model.model,
             place.name,
@@ -240,7 +238,7 @@ class _Collection:
             examples, places = walks_of(self._pairs(model, every_step(model.method).options))
         except DataError as error:
             raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
-        self._bar.start(f"{model.place.name}, steps", len(examples), 0)
+        self._bar.begin(f"{model.place.name}, steps", len(examples))
         views = read_states(
             model.model,
             model.place.name,

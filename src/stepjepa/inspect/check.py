@@ -100,12 +100,12 @@ class Truncation:
 
     def line(self) -> str:
         """What is cut, and the length that would hold all chats."""
-        start = f"Truncation at {_NAME.max_length} {self.max_length:,}"
-        fits = f"all chats fit into {self.longest:,}"
-        if not self.answers_cut + self.rows_without_room:
-            return f"{start}: none; {fits}"
+        answers = counted(self.answers_cut, "answer")
         rows = counted(self.rows_without_room, "row")
-        return f"{start}: {counted(self.answers_cut, 'answer')} cut, {rows} skipped for a prompt that fills it; {fits}"
+        return (
+            f"Truncation at {_NAME.max_length} {self.max_length:,}: {answers} cut, {rows} skipped; "
+            f"all chats fit into {self.longest:,}"
+        )
 
 
 @dataclass
@@ -137,10 +137,10 @@ class TokenStatistics:
         }
 
     def lines(self) -> list[str]:
-        """The statistics, one fact per line: first the data report of training, made `printable`."""
-        name = f"{printable(self.tokenizer)} ({self.vocabulary:,} entries)"
+        """The statistics, one fact per line: first the data report of training."""
+        name = f"{self.tokenizer} ({self.vocabulary:,} entries)"
         lines = [f"What a model will see: tokenizer {name}, {self.method}"]
-        lines += [f"  {printable(line)}" for line in self.data.lines(warnings=False)]
+        lines += [f"  {line}" for line in self.data.lines(warnings=False)]
         if self.truncation is not None:
             lines.append(f"  {self.truncation.line()}")
         return lines
@@ -168,6 +168,7 @@ class CheckReport:
             lines += ["", *self.tokens.lines()]
         lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
         lines += ["", *self.texts.verdict_lines()]
+        # The one place that makes text of the file safe to print.
         return printable("\n".join(folded(lines)))
 
     def to_dict(self) -> dict[str, Any]:
@@ -321,7 +322,7 @@ def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
     # Rows with a list of steps that does not fit their answer: the list is ignored, which the user should know.
     steps = statistics.steps
     for reason, unread in steps.unread.items():
-        where = _first(statistics, steps.first_unread[reason])
+        where = _first(steps.first_unread[reason])
         yield DataWarning(
             f"own_{reason}",
             unread,
@@ -347,17 +348,16 @@ def _row_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             f"duplicate_{what}s",
             repeats,
             statistics.rows_usable,
-            f"{share} repeat the {what} of an earlier one ({_first(statistics, *statistics.first_repeat)})",
+            f"{share} repeat the {what} of an earlier one ({_first(*statistics.first_repeat)})",
             f"{remedy}; never split them over training and evaluation",
         )
     if leak is not None and leak.found:
-        where = printable(" and ".join(leak.first))
         yield DataWarning(
             "eval_in_train",
             leak.found,
             leak.rows,
-            f"{_share(leak.found, leak.rows)} of {printable(leak.source)} ask what a row of the training file asks "
-            f"(first: {where})",
+            f"{_share(leak.found, leak.rows)} of {leak.source} ask what a row of the training file asks "
+            f"({_first(*leak.first)})",
             "an evaluation on them measures memory: remove them from one of the two files",
         )
 
@@ -369,10 +369,8 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
         text = f"no example of {data.examples:,} has a pair for {statistics.objective.label}"
         advice = "stepjepa train would stop: see the reasons under Pairs"
         warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
-    for name, number, total, text, advice in data.prompts.warnings():
-        warnings.append(
-            DataWarning(f"prompt_{name}", number, total, printable(text), printable(advice))
-        )
+    for warning in data.prompts.warnings():
+        warnings.append(DataWarning(f"prompt_{warning.name}", *warning[1:]))
     cut = statistics.truncation
     if cut is None:
         return warnings
@@ -395,17 +393,15 @@ def _share(rows: int, total: int) -> str:
     return f"{rows:,} of {counted(total, 'row')} ({100 * rows / total:.1f} %)"
 
 
-def _first(statistics: TextStatistics, *places: str) -> str:
-    """The places of a first case, without the data set's name."""
-    return printable(
-        f"first: {' and '.join(place.removeprefix(f'{statistics.source} ') for place in places)}"
-    )
+def _first(*places: str) -> str:
+    """The places of a first case."""
+    return f"first: {' and '.join(places)}"
 
 
-def warning_lines(warnings: Sequence[DataWarning], width: int = 100) -> list[str]:
-    """The warnings in lines of `width` characters: each problem and what to do about it."""
+def warning_lines(warnings: Sequence[DataWarning]) -> list[str]:
+    """The warnings in lines of at most 100 characters: each problem and what to do about it."""
     lines = [f"Warnings: {len(warnings)}" if warnings else "Warnings: none"]
     for number, warning in enumerate(warnings, 1):
         for mark, text in ((f"{number}.", warning.text), ("", warning.advice)):
-            lines += wrapped(f"{text[:1].upper()}{text[1:]}.", width, f"{mark:>4} ", " " * 5)
+            lines += wrapped(f"{text[:1].upper()}{text[1:]}.", 100, f"{mark:>4} ", " " * 5)
     return lines

@@ -9,12 +9,11 @@ from __future__ import annotations
 import io
 import os
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.errors import ConfigError, library
+from stepjepa.errors import library
 from stepjepa.inspect.html import write_page
 from stepjepa.inspect.record import KINDS, RowRecord, evenly
 from stepjepa.utils.text import escaped
@@ -34,46 +33,33 @@ _MASK = 5.5
 _LABEL = 0.155
 # Cells along the mask's side; longer rows are sampled evenly.
 _MOST_CELLS = 1600
-# Matplotlib would write its version and the date, and the same figure would differ from run to run.
-_METADATA: dict[str, dict[str, None]] = {
-    ".png": {"Software": None},
-    ".svg": {"Date": None, "Creator": None},
-}
 
 
-def row_figure(record: RowRecord, title: str = "") -> Figure:
+def row_figure(record: RowRecord, title: str) -> Figure:
     """Draw who sees whom in a row.
 
     Raises:
         ConfigError: matplotlib is not installed.
     """
     kinds = [meaning for name, meaning in KINDS.items() if name in record.kinds]
-    heading = escaped(f"{title}: {record.counts}".removeprefix(": "))
+    heading = escaped(f"{title}: {record.counts}")
     # Matplotlib's font has few letters beyond ASCII; the others become escapes.
     lines = textwrap.wrap(heading.encode("ascii", "backslashreplace").decode(), 104)
-    # All places are in inches from the top, until they are divided by the height.
-    top = 0.6 + 0.17 * len(lines)
-    height = top + _MASK + 0.5 + 0.1 * len(kinds)
     figure = library("matplotlib.figure", "analysis").Figure(
-        figsize=(WIDTH, height), dpi=100, facecolor=PAPER
+        figsize=(WIDTH, _MASK + 1.1 + 0.17 * len(lines) + 0.1 * len(kinds)),
+        dpi=100,
+        facecolor=PAPER,
+        layout="constrained",
     )
-    figure.text(
-        0.02,
-        1 - 0.12 / height,
-        "\n".join(lines),
-        va="top",
-        fontsize=_SMALL,
-        color=INK,
-        parse_math=False,
+    figure.suptitle(
+        "\n".join(lines), x=0.02, ha="left", fontsize=_SMALL, color=INK, parse_math=False
     )
-    place = (1.4 / WIDTH, 1 - (top + _MASK) / height, _MASK / WIDTH, _MASK / height)
-    _draw_mask(figure.add_axes(place, frameon=False, xticks=[], yticks=[]), record)
+    _draw_mask(figure.add_subplot(frameon=False, xticks=[], yticks=[]), record)
     patch = library("matplotlib.patches", "analysis").Patch
     figure.legend(
         [patch(facecolor=kind.light, edgecolor=FAINT, linewidth=0.5) for kind in kinds],
         [kind.meaning for kind in kinds],
-        loc="lower left",
-        bbox_to_anchor=(0.01, 0.02),
+        loc="outside lower left",
         ncols=2,
         fontsize=_SMALL,
         frameon=False,
@@ -83,29 +69,25 @@ def row_figure(record: RowRecord, title: str = "") -> Figure:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG or SVG, by the file's name, as `write_page` does.
+    """Write a figure as PNG, as `write_page` does.
 
-    The same figure gives the same bytes with the same version of matplotlib: it contains no date and no random name.
+    The same figure gives the same bytes with the same version of matplotlib.
 
     Args:
-        dpi: pixels per inch of a PNG; 100 makes it 800 pixels wide.
+        dpi: pixels per inch; 100 makes the picture 800 pixels wide.
 
     Raises:
-        ConfigError: the name ends in neither .png nor .svg, or the file cannot be written; an earlier one is unchanged.
+        ConfigError: the file cannot be written; an earlier one is unchanged.
     """
-    kind = Path(path).suffix.lower()
-    if kind not in _METADATA:
-        raise ConfigError(f"{path}: figures are written as .png or .svg")
-    matplotlib = library("matplotlib", "analysis")
     # Drawn in memory first, so that a failure leaves no half file.
     memory = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "stepjepa", "svg.fonttype": "path"}):
-        figure.savefig(memory, format=kind[1:], dpi=dpi, metadata=_METADATA[kind])
+    # Matplotlib would write its version, and the same figure would differ from one version to the next.
+    figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
     write_page(memory.getvalue(), path)
 
 
 def _draw_mask(axes: Axes, record: RowRecord) -> None:
-    """Draw the matrix in the colours of the seen tokens, bands of kinds along two sides, and labels next to it."""
+    """Draw the matrix in the colours of the seen tokens, and labels next to it."""
     size = len(record)
     to_rgb = library("matplotlib.colors", "analysis").to_rgb
     shown = evenly(size, _MOST_CELLS)
@@ -113,16 +95,8 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     seen = record.visible[np.ix_(shown, shown)]
     # Where a query sees a key, the cell has the key's colour, and is white otherwise: (cells, cells, 3).
     picture = np.where(seen[..., None], of_key, 1.0)
-    # Extents count tokens, so labels and lines need no scaling in a sampled row.
-    band = 0.018 * size
-    for image, extent in (
-        (picture, (0, size, size, 0)),
-        (of_key[None], (0, size, -band, -0.2 * band)),
-        (of_key[:, None], (-band, -0.2 * band, size, 0)),
-    ):
-        axes.imshow(image, extent=extent, interpolation="nearest", aspect="auto")
-    axes.set_xlim(-band, size)
-    axes.set_ylim(size, -band)
+    # The extent counts tokens, so labels and lines need no scaling in a sampled row.
+    axes.imshow(picture, extent=(0, size, size, 0), interpolation="nearest", aspect="auto")
     axes.set_title(
         "who sees whom   (down: who looks; across: who is seen)",
         fontsize=_SMALL,
@@ -142,7 +116,7 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
         if reads:
             colour = TARGET if reads[0].startswith("target") else SOURCE
             readouts.append((index + 0.5, "; ".join(reads), colour))
-    _side_labels(axes, names, size, -band, ha="right")
+    _side_labels(axes, names, size, 0, ha="right")
     _side_labels(axes, readouts, size, size, ha="left")
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import ConfigError
-from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, edges_of, letter_colour, token_label
+from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, edges_of, token_label
 from stepjepa.utils.files import write_whole
 from stepjepa.utils.text import escaped
 
@@ -35,19 +35,16 @@ def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
     """Collect all data that the page shows, ready for JSON, with control and format characters escaped.
 
     Returns:
-        ``texts``, labels of tokens, and ``row``: ``tokens`` (L,) numbers into the labels; the integer fields of `RowRecord`,
-        (L,) each; ``kinds`` (L,) numbers into ``kinds`` of the page; ``sections`` [start, stop, name]; ``labelled``
+        ``kinds``, the kinds of tokens by name, and ``row``: ``tokens`` (L,) labels; the integer fields of `RowRecord`, (L,)
+        each; ``kinds`` (L,) names; ``sections`` [start, stop, name]; ``labelled``
         [start, stop) of the tokens with an LM loss, flat; ``seen`` for each token the [start, stop) of what it sees, flat;
         ``pairs``; ``tags``; ``lanes``; ``counts``.
     """
-    # Each distinct label is stored once; tokens are numbers into this table.
-    texts: dict[str, int] = {}
-    numbers = {kind: number for number, kind in enumerate(KINDS)}
     row = {
         "counts": record.counts,
-        "tokens": [texts.setdefault(token_label(text), len(texts)) for text in record.texts],
+        "tokens": list(map(token_label, record.texts)),
         **{name: getattr(record, name).tolist() for name in FIELDS.values()},
-        "kinds": [numbers[kind] for kind in record.kinds],
+        "kinds": record.kinds,
         "sections": [
             [start, stop, escaped(record.names[start])] for start, stop in record.sections
         ],
@@ -63,12 +60,11 @@ def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
     return {
         "title": escaped(title),
         "notes": list(map(escaped, notes)),
-        "kinds": [
-            {"name": name, "letter": kind.letter, "words": kind.meaning}
+        "kinds": {
+            name: {"name": name, "letter": kind.letter, "words": kind.meaning}
             for name, kind in KINDS.items()
-        ],
+        },
         "row": row,
-        "texts": list(texts),
     }
 
 
@@ -135,12 +131,9 @@ def _part(name: str) -> str:
 
 def _colours() -> str:
     """The kinds' colours as CSS: ``--k`` for each class ``k-...``, and ``--on-k`` for letters on it."""
-    predictor = KINDS["predictor"]
-    rules = [f":root {{ --k-predictor: light-dark({predictor.light}, {predictor.dark}); }}"]
+    rules = []
     for name, kind in KINDS.items():
         fill = f"light-dark({kind.light}, {kind.dark})"
-        on_light = letter_colour(kind.light)
-        on_dark = letter_colour(kind.dark)
-        letters = f"light-dark({on_light}, {on_dark})"
+        letters = f"light-dark({kind.on_light}, {kind.on_dark})"
         rules.append(f".k-{name} {{ --k: {fill}; --on-k: {letters}; }}")
     return "\n".join([*rules, ""])

@@ -67,14 +67,14 @@ class RowForm:
 
 
 def row_record(
-    example: Example, form: RowForm, text_of: Callable[[int], str], spans: Sequence[NamedSpan] = ()
+    example: Example, form: RowForm, text_of: Callable[[int], str], spans: Sequence[NamedSpan]
 ) -> RowRecord:
     """The record of an example's row in training; loads torch.
 
     Args:
         example: as training samples it.
         text_of: the text of a token id of the tokenizer.
-        spans: names for the trunk; without them labelled tokens are called "answer", the others "prompt".
+        spans: names for the trunk.
     """
     from stepjepa.forest.collate import ForestCollator
 
@@ -111,8 +111,8 @@ def row_record(
 def _inserted(forest: Forest, form: RowForm) -> np.ndarray:
     """(L,) bool, True for predictor tokens."""
     # A mask has a learned id too, but stands for a token of the chat.
-    masks = [token for token, name in form.predictors.items() if name == MASK]
-    return np.isin(forest.input_ids, form.predictor_ids) & ~np.isin(forest.input_ids, masks)
+    ids = [token for token, name in form.predictors.items() if name != MASK]
+    return np.isin(forest.input_ids, ids)
 
 
 def _names(forest: Forest, form: RowForm, of_trunk: Sequence[str]) -> tuple[str, ...]:
@@ -185,15 +185,12 @@ def _states(forest: Forest, read: Read) -> tuple[Readout, ...]:
     return tuple(Readout(index, total[index]) for index in sorted(total) if total[index])
 
 
-def trunk_names(example: Example, spans: Sequence[NamedSpan] = ()) -> list[str]:
-    """A name for each of the T tokens of the trunk; see `row_record`. Tokens outside all spans are the template's."""
+def trunk_names(example: Example, spans: Sequence[NamedSpan]) -> list[str]:
+    """A name for each of the T tokens of the trunk. Tokens outside all spans are the template's."""
     length = len(example.trunk)
     # From general to specific: each loop overwrites the names of the one before.
-    names = ["trunk: template" if spans else "trunk: prompt"] * length
+    names = ["trunk: template"] * length
     for start, stop in example.labels:
-        if not spans:
-            names[start:stop] = ["trunk: answer"] * (stop - start)
-            continue
         inside = [span for span in spans if start <= span.start < stop]
         if inside and all(span.name.startswith(("answer", "step")) for span in inside):
             # Labels of an answer reach to the end of its turn.

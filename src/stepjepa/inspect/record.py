@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -33,27 +33,64 @@ FIELDS = {
 
 
 class Kind(NamedTuple):
-    """A kind of token: its letter, its meaning, its style in a terminal, its colours on light and dark paper."""
+    """A kind of token: its letter, its meaning, its style in a terminal, its colours on light and dark paper, and those
+    of its letter on these."""
 
     letter: str
     meaning: str
     style: str
     light: str
     dark: str
+    on_light: str
+    on_dark: str
 
 
 # In the order of the legend.
 KINDS = {
-    "prompt": Kind(".", "trunk, no label", "", "#b9c0cc", "#5c6573"),
-    "answer": Kind("a", "trunk, labelled", "green", "#6cb2e6", "#2f74a8"),
+    "prompt": Kind(".", "trunk, no label", "", "#b9c0cc", "#5c6573", "black", "white"),
+    "answer": Kind("a", "trunk, labelled", "green", "#6cb2e6", "#2f74a8", "black", "white"),
     "source_end": Kind(
-        "s", "end of a source view on the trunk", "bold yellow", "#0b4a80", "#b4dcff"
+        "s",
+        "end of a source view on the trunk",
+        "bold yellow",
+        "#0b4a80",
+        "#b4dcff",
+        "white",
+        "black",
     ),
-    "original": Kind("o", "a target view's original on the trunk", "cyan", "#f4e66a", "#efe374"),
-    "isolated": Kind("i", "a target view isolated in its place", "blue", "#dc8a12", "#d0891a"),
-    "predictor": Kind("p", "predictor token", "bold magenta", "#b5402a", "#d24a33"),
-    "source": Kind("v", "a source view in a segment of its own", "yellow", "#7a68b8", "#a796ea"),
-    "target": Kind("t", "isolated copy of a target view", "blue", "#dc8a12", "#d0891a"),
+    "original": Kind(
+        "o",
+        "a target view's original on the trunk",
+        "cyan",
+        "#f4e66a",
+        "#efe374",
+        "black",
+        "black",
+    ),
+    "isolated": Kind(
+        "i",
+        "a target view isolated in its place",
+        "blue",
+        "#dc8a12",
+        "#d0891a",
+        "black",
+        "black",
+    ),
+    "predictor": Kind(
+        "p", "predictor token", "bold magenta", "#b5402a", "#d24a33", "white", "black"
+    ),
+    "source": Kind(
+        "v",
+        "a source view in a segment of its own",
+        "yellow",
+        "#7a68b8",
+        "#a796ea",
+        "white",
+        "black",
+    ),
+    "target": Kind(
+        "t", "isolated copy of a target view", "blue", "#dc8a12", "#d0891a", "black", "black"
+    ),
 }
 
 
@@ -64,23 +101,6 @@ _WHITE_SPACE = str.maketrans({" ": "\u00b7", "\n": "\u21b5", "\t": "\u21e5"})
 def token_label(text: str) -> str:
     """A token's text on one line, white space visible, control and format characters as escapes."""
     return escaped(text.translate(_WHITE_SPACE))
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of ``#rrggbb``, 0 for black to 1 for white (WCAG 2.2)."""
-    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-    # From sRGB's gamma to linear light, then the weights of red, green and blue for the eye.
-    linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def letter_colour(ground: str) -> str:
-    """Black or white, the one with the higher contrast on a colour ``#rrggbb``."""
-    light = luminance(ground)
-    # WCAG's contrast ratio is (lighter + 0.05) / (darker + 0.05).
-    return "#000000" if (light + 0.05) / 0.05 > 1.05 / (light + 0.05) else "#ffffff"
 
 
 class Readout(NamedTuple):
@@ -141,7 +161,7 @@ class RowPair:
 
 @dataclass(frozen=True)
 class Lanes:
-    """The sections of a row in lanes by position: the trunk on top, below it the branches, then the isolated targets.
+    """The sections of a row in lanes by position: the trunk on top, below it each branch, then each isolated target.
 
         ```
         trunk      [user      ][step 1   ][step 2   ][end]
@@ -205,28 +225,21 @@ class RowRecord:
     def sections(self) -> list[tuple[int, int]]:
         """[start, stop) of every run of tokens that share segment and name."""
         keys = list(zip(self.segments.tolist(), self.names, strict=True))
-        sections = []
-        for _, run in groupby(range(len(keys)), keys.__getitem__):
-            indices = list(run)
-            sections.append((indices[0], indices[-1] + 1))
-        return sections
+        starts = [at for at in range(len(keys)) if at == 0 or keys[at] != keys[at - 1]]
+        return list(pairwise([*starts, len(keys)]))
 
     @cached_property
     def tags(self) -> dict[int, list[str]]:
         """Index of a token -> notes on it: which source views end there, and which pairs read its state."""
-        # Pairs by token and role, so that pairs which share a token share a note: "source 1, 2".
-        marks: dict[tuple[int, str], list[str]] = {}
-        for pair in self.pairs:
-            if not pair.views or not pair.arrow:
-                continue
-            places = list(zip(pair.arrow, ("source", "target"), strict=True))
-            if not pair.views.source_segment:
-                places.insert(0, (pair.views.source_end, "end of source"))
-            for place in places:
-                marks.setdefault(place, []).append(str(pair.number))
         tags: dict[int, list[str]] = {}
-        for (index, name), numbers in marks.items():
-            tags.setdefault(index, []).append(f"{name} {', '.join(numbers)}")
+        for pair in self.pairs:
+            if pair.views is None or pair.arrow is None:
+                continue
+            source, target = pair.arrow
+            if pair.views.source_segment is None:
+                tags.setdefault(pair.views.source_end, []).append(f"end of source {pair.number}")
+            tags.setdefault(source, []).append(f"source {pair.number}")
+            tags.setdefault(target, []).append(f"target {pair.number}")
         return tags
 
     @cached_property
@@ -234,44 +247,31 @@ class RowRecord:
         """The numbers of tokens by place and of pairs, in words."""
         trunk = [name for name in self.names if name.startswith("trunk: ")]
         labelled = int(self.labelled.sum())
-        parts = [f"{len(trunk)} on the trunk ({labelled} labelled)"]
         places = {
             "predictor": "of predictors",
             "source": "in sources of their own",
             "target": "in isolated targets",
         }
-        for kind, where in places.items():
-            number = self.kinds.count(kind)
-            if number:
-                parts.append(f"{number} {where}")
-        tokens = ", ".join(parts)
+        elsewhere = [
+            f"{self.kinds.count(kind)} {where}"
+            for kind, where in places.items()
+            if kind in self.kinds
+        ]
+        on_trunk = f"{len(trunk)} on the trunk ({labelled} labelled)"
+        tokens = ", ".join([on_trunk, *elsewhere])
         pairs = counted(len(self.pairs), "pair")
         return f"{len(self)} tokens: {tokens}; {pairs}"
 
     @cached_property
     def lanes(self) -> Lanes:
-        """The lanes of the sections; those of one group share a lane if they do not overlap."""
-        names: list[str] = []
+        """The lanes of the sections."""
+        names = ["trunk"]
         of_section = [0] * len(self.sections)
-        for title, words in (
-            ("trunk", "trunk: predictors"),
-            ("sources", "branch source"),
-            ("targets", "target"),
-        ):
-            # The first free position of each lane. A section goes into the first lane that is free where it begins.
-            free: list[int] = []
-            for number, (start, stop) in enumerate(self.sections):
-                kind = self.names[start].split()[0]
-                if kind not in words.split():
-                    continue
-                begin = int(self.positions[start])
-                end = int(self.positions[stop - 1]) + 1
-                open_lanes = (lane for lane, position in enumerate(free) if position <= begin)
-                lane = next(open_lanes, len(free))
-                # This replaces the lane's entry, or adds one for a new lane.
-                free[lane : lane + 1] = [end]
-                of_section[number] = len(names) + lane
-            names += [title] * len(free)
+        for group, begin in (("sources", ("branch", "source")), ("targets", ("target",))):
+            for number, (start, _) in enumerate(self.sections):
+                if self.names[start].startswith(begin):
+                    of_section[number] = len(names)
+                    names.append(group)
         return Lanes(tuple(of_section), tuple(names), int(self.positions.max()) + 1)
 
     def sides(self, pair: RowPair) -> tuple[str, str]:

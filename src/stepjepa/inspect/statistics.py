@@ -13,11 +13,9 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
-from stepjepa.data.columns import TOOL_CALLS, is_stream, left_over, trained_answers, turn_name
+from stepjepa.data.columns import CALL, TOOL_CALLS, is_stream, left_over, trained_answers, turn_name
 from stepjepa.data.encode import (
     CHUNK_ROWS,
     CheckedChat,
@@ -36,14 +34,12 @@ from stepjepa.errors import RowError, attempted
 from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.parallel import mapped
-from stepjepa.utils.text import counted, printable
+from stepjepa.utils.text import counted
 
 # Of each text of the first row.
 _SHOWN_CHARACTERS, _SHOWN_LINES = 400, 4
 # Lines of the table of steps; answers with more steps are counted together.
 _LONGEST_TABLE = 8
-# Characters of the longest bar of the table.
-_BAR = 40
 # Orders of roles that are listed, the most frequent first.
 _MOST_ORDERS = 5
 # A file in which a smaller share of the chats has steps is not ready for step_jepa.
@@ -63,28 +59,24 @@ class RowSample:
 
     Attributes:
         place: of the row.
-        roles: of its messages, in order; () for plain text.
-        texts: "User", "Tool call", "Assistant" -> the first 400 characters of the first such text; "Text" -> those of plain
-            text.
-        steps: the number of steps of the first answer.
+        texts: "User", "Tool call", "Assistant" and so on -> the first 400 characters of the first such text; "Text" -> those
+            of plain text.
+        steps: the number of steps of the first answer; None for plain text.
     """
 
     place: str
-    roles: tuple[str, ...]
     texts: dict[str, str]
-    steps: int = 0
+    steps: int | None = None
 
     def lines(self) -> list[str]:
         """The printed sample."""
-        place = printable(self.place)
-        if self.roles:
-            place += f" ({counted(self.steps, 'step')})"
-        lines = ["", place]
+        steps = "" if self.steps is None else f" ({counted(self.steps, 'step')})"
+        lines = ["", f"{self.place}{steps}"]
         for name, text in self.texts.items():
-            lines.append(f"  {name}:")
-            shown = printable(text.replace("\r\n", "\n").expandtabs(4)).split("\n")
+            shown = text.expandtabs(4).splitlines()
             if len(shown) > _SHOWN_LINES:
                 shown = [*shown[:_SHOWN_LINES], "..."]
+            lines.append(f"  {name}:")
             lines += [f"    {line}".rstrip() for line in shown]
         return lines
 
@@ -166,14 +158,13 @@ class TextStatistics(RowCounts):
             if rows < chats:
                 verdict += f"; the other {chats - rows:,} would be used for the LM loss only"
             return verdict
-        few = f"only {rows:,} of {chats:,} rows have" if rows else "no row has"
-        return f"not for step_jepa: {few} two steps ({self.steps.words}); {FEW_STEPS}"
+        few = f"only {rows:,} of {chats:,} rows have two steps ({self.steps.words})"
+        return f"not for step_jepa: {few}; {FEW_STEPS}"
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
         return {
             **super().to_dict(),
-            "step_counts": {str(steps): rows for steps, rows in sorted(self.step_counts.items())},
             "samples": [asdict(sample) for sample in self.samples],
             "rows_with_steps": self.rows_with_steps,
             "verdict": self.verdict,
@@ -181,18 +172,22 @@ class TextStatistics(RowCounts):
         }
 
     def lines(self) -> list[str]:
-        """The statistics without the verdict, one fact per line. Text from the file is made `printable`."""
-        lines = [f"Format check: {printable(self.source)}"]
+        """The statistics without the verdict, one fact per line."""
         skipped = self.rows_skipped.total()
-        lines.append(
-            f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped"
-        )
-        lines += [f"    {printable(line)}" for line in self.skipped_lines()]
+        lines = [
+            f"Format check: {self.source}",
+            f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped",
+        ]
+        lines += [f"    {line}" for line in self.skipped_lines()]
         lines += [f"  {line}" for line in self.other_lines()]
         if self.streams:
             lines.append(f"  Plain text: {counted(self.streams, 'row')}")
         if self.chats:
-            lines.append(f"  Roles: {_listed(self.role_orders)}")
+            orders = [
+                f"{order} ({counted(rows, 'row')})"
+                for order, rows in self.role_orders.most_common(_MOST_ORDERS)
+            ]
+            lines.append(f"  Roles: {'; '.join(orders)}")
         for sample in self.samples:
             lines += sample.lines()
         if self.chats and not self.plain_text:
@@ -203,53 +198,39 @@ class TextStatistics(RowCounts):
 
     def verdict_lines(self) -> list[str]:
         """The number of rows for ``llm_jepa``, and the verdict."""
-        lines = [f"Verdict: {self.verdict}"]
+        lines = []
         if not self.plain_text:
-            lines.insert(
-                0,
-                f"For llm_jepa: {self.rows_with_question:,} of {self.chats:,} rows have a user message",
-            )
-        return lines
+            asked = f"{self.rows_with_question:,} of {self.chats:,} rows have a user message"
+            lines.append(f"For llm_jepa: {asked}")
+        return [*lines, f"Verdict: {self.verdict}"]
 
     def _table(self) -> list[str]:
-        """A line with a bar for each number of steps."""
+        """A line for each number of steps."""
         # The last line counts all answers with as many steps or more.
         counts: Counter[int] = Counter()
         for steps, rows in self.step_counts.items():
             counts[min(steps, _LONGEST_TABLE)] += rows
-        most = max(counts.values())
         lines = []
         for steps, rows in sorted(counts.items()):
-            label = f"{steps}{'+' if steps == _LONGEST_TABLE else ''}"
-            share = rows / self.chats
-            # Few rows still have a bar.
-            bar = "#" * max(1, round(_BAR * rows / most))
-            lines.append(f"  {label:>4} {counted(rows, 'row'):>14} {share:7.1%}  {bar}")
+            label = f"{steps}+" if steps == _LONGEST_TABLE else f"{steps}"
+            lines.append(f"  {label:>4} {counted(rows, 'row'):>14} {rows / self.chats:7.1%}")
         return lines
-
-
-def _listed(counts: Counter[str]) -> str:
-    return "; ".join(
-        f"{key} ({counted(rows, 'row')})" for key, rows in counts.most_common(_MOST_ORDERS)
-    )
 
 
 class Chunk(NamedTuple):
     """The counts of a chunk of rows.
 
     Attributes:
-        numbers: of the rows.
         texts: statistics of the chunk.
-        questions: the hash of each row's question; None for a row without one.
+        questions: the number of a row -> the hash of its question; rows without one are left out.
         encoded: the examples of the rows; None without an encoder.
         longest: tokens of the longest chat before any cut; 0 for plain text.
     """
 
-    numbers: list[int]
     texts: TextStatistics
-    questions: list[int | None]
-    encoded: Encoded | None
-    longest: int
+    questions: dict[int, int]
+    encoded: Encoded | None = None
+    longest: int = 0
 
 
 @dataclass
@@ -267,39 +248,37 @@ class _Counter:
 
     def __call__(self, numbered: Sequence[tuple[int, PlacedRow]]) -> Chunk:
         """Count a chunk of numbered rows; DataError for an unusable row with `strict_data`."""
-        numbers = [number for number, _ in numbered]
-        rows = [row for _, row in numbered]
         texts = deepcopy(self.empty)
-        is_text = [texts.plain_text and is_stream(row) for _, row in rows]
-        chat_rows = [row for (_, row), text in zip(rows, is_text, strict=True) if not text]
-        # With an encoder the rendered chat is counted: a template may leave out parts of a row.
-        renderer = self.encoder.chats if self.encoder is not None and chat_rows else None
-        chats = [attempted(CheckedChat.of, row, self.options, True, renderer) for row in chat_rows]
-
+        chats = list[CheckedChat | RowError]()
+        questions: dict[int, int] = {}
         # A bad row raises in its own count, so it is skipped and the others go on.
-        questions = list[int | None]()
-        remaining_chats = iter(chats)
-        for (place, row), text in zip(rows, is_text, strict=True):
-            if text:
+        for number, (place, row) in numbered:
+            if texts.plain_text and is_stream(row):
                 question = attempted(self._count_text, texts, place, row)
             else:
-                question = attempted(self._count_chat, texts, place, next(remaining_chats))
+                chats.append(attempted(self._read_chat, row))
+                question = attempted(self._count_chat, texts, place, chats[-1])
             if isinstance(question, RowError):
                 texts.skip(question, place, self.options.strict_data)
-                question = None
-            questions.append(question)
-        texts.rows_read = len(rows)
-        texts.rows_usable = len(rows) - texts.rows_skipped.total()
+            elif question.strip():
+                questions[number] = question_key(question)
+        texts.rows_read = len(numbered)
+        texts.rows_usable = len(numbered) - texts.rows_skipped.total()
         if self.encoder is None:
-            return Chunk(numbers, texts, questions, None, 0)
+            return Chunk(texts, questions)
         # The encoder gets the chats that were read above; reading and rendering take most of the time.
+        rows = [row for _, row in numbered]
         encoded = self.encoder(rows, chats)
-        return Chunk(numbers, texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
+        return Chunk(texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
 
-    def _count_chat(
-        self, texts: TextStatistics, place: str, chat: CheckedChat | RowError
-    ) -> int | None:
-        """Count a chat and return the hash of its question; a RowError, as the chat or as its steps, is raised."""
+    def _read_chat(self, row: Any) -> CheckedChat:
+        """Read the chat of a row; RowError if it has none."""
+        # With an encoder the rendered chat is counted: a template may leave out parts of a row.
+        renderer = None if self.encoder is None else self.encoder.chats
+        return CheckedChat.of(row, self.options, True, renderer)
+
+    def _count_chat(self, texts: TextStatistics, place: str, chat: CheckedChat | RowError) -> str:
+        """Count a chat and return its question; a RowError, as the chat or as its steps, is raised."""
         if isinstance(chat, RowError):
             raise chat
         if isinstance(chat.steps, RowError):
@@ -315,46 +294,37 @@ class _Counter:
         texts.pairs_first += sum(count >= 2 for count in steps)
         texts.pairs_all += sum(count - 1 for count in steps if count)
 
-        roles = tuple(turn_name(message) for message in chat.messages)
+        roles = [turn_name(message) for message in chat.messages]
         texts.role_orders[", ".join(roles)] += 1
         if not texts.samples:
-            asked = [message["content"] for message in chat.messages if message["role"] == "user"]
-            calls = [
-                json.dumps(message[TOOL_CALLS])
-                for message in chat.messages
-                if TOOL_CALLS in message
-            ]
-            answers = list(compress(chat.answers, trained))
-            contents = {"User": asked, "Tool call": calls, "Assistant": answers}
-            shown = {name: _cut(of_name[0]) for name, of_name in contents.items() if of_name}
-            texts.samples = [RowSample(place, roles, shown, sum(steps[:1]))]
-        question = _hashed(question_of(chat.messages))
-        texts.rows_with_question += question is not None
+            shown: dict[str, str] = {}
+            for role, message in zip(roles, chat.messages, strict=True):
+                text = json.dumps(message[TOOL_CALLS]) if role == CALL else message["content"]
+                shown.setdefault(role.capitalize(), _cut(text))
+            texts.samples = [RowSample(place, shown, sum(steps[:1]))]
+        question = question_of(chat.messages)
+        texts.rows_with_question += bool(question.strip())
         return question
 
-    def _count_text(self, texts: TextStatistics, place: str, row: Mapping[str, Any]) -> int | None:
-        """Count a row of plain text and return the hash of the text; RowError if it cannot be used."""
+    def _count_text(self, texts: TextStatistics, place: str, row: Mapping[str, Any]) -> str:
+        """Count a row of plain text and return the text; RowError if it cannot be used."""
         text = _question_text(row, True, None)
         texts.see_left_over(left_over(row, ()))
         texts.streams += 1
-        texts.samples = texts.samples or [RowSample(place, (), {"Text": _cut(text)})]
-        return _hashed(text)
+        texts.samples = texts.samples or [RowSample(place, {"Text": _cut(text)})]
+        return text
 
 
 def _longest_chat(encoder: RowEncoder, rows: Sequence[PlacedRow], encoded: Encoded) -> int:
     """Tokens of the longest chat before any cut."""
     if encoder.streams:
         return 0
-    # A chat may have been cut if its example is full or missing; only such chats are tokenised again, without a limit.
-    lengths = encoded.store.lengths.tolist()
-    stops = np.cumsum(encoded.counts).tolist()
-    cut_rows = []
-    for row, examples, stop in zip(rows, encoded.counts, stops, strict=True):
-        if not examples or lengths[stop - 1] >= encoder.options.max_length:
-            cut_rows.append(row)
-    uncut = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
-    full = replace(encoder, options=uncut)(cut_rows)
-    return max([*lengths, *full.store.lengths.tolist()], default=0)
+    lengths = encoded.store.lengths
+    # Chats that may have been cut are tokenised again, without a limit: the example is full, or missing.
+    if 0 in encoded.counts or lengths.max() >= encoder.options.max_length:
+        uncut = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
+        lengths = replace(encoder, options=uncut)(rows).store.lengths
+    return int(lengths.max(initial=0))
 
 
 class TextReader:
@@ -402,19 +372,14 @@ class TextReader:
         for result in mapped(
             replace(self._counter, encoder=encoder), chunks, processes, "num_proc"
         ):
-            texts.samples = texts.samples or result.texts.samples
             texts.add(result.texts)
             # Repeats are counted here, in one process: two rows with one question may be in different chunks.
-            for number, question in zip(result.numbers, result.questions, strict=True):
-                if question is None:
-                    continue
+            for number, question in result.questions.items():
                 earlier = self._first_row_of.setdefault(question, number)
                 if earlier != number:
                     texts.repeats += 1
-                    texts.first_repeat = texts.first_repeat or (
-                        rows.place(earlier),
-                        rows.place(number),
-                    )
+                    places = rows.place(earlier), rows.place(number)
+                    texts.first_repeat = texts.first_repeat or places
             yield result
         texts.require(texts.rows_usable)
 
@@ -431,9 +396,9 @@ class TextReader:
                 continue
             leak.rows += 1
             # A blank question is no question, and equals no other.
-            training_row = (
-                self._first_row_of.get(question_key(question)) if question.strip() else None
-            )
+            training_row = None
+            if question.strip():
+                training_row = self._first_row_of.get(question_key(question))
             if training_row is not None:
                 leak.found += 1
                 leak.first = leak.first or (eval_rows.place(number), self.rows.place(training_row))
@@ -444,13 +409,8 @@ def _question_text(row: Any, plain_text: bool, columns: PairColumns | None) -> s
     """The question of a row, or the text itself of plain text; RowError if it cannot be used."""
     if plain_text and is_stream(row):
         content = stream_content(row)
-        return content if isinstance(content, str) else " ".join(map(str, content.ids.tolist()))
+        return content if isinstance(content, str) else str(content.ids.tolist())
     return question_of(row_to_messages(row, None, columns))
-
-
-def _hashed(question: str) -> int | None:
-    """The hash by which questions are compared; None for a blank text."""
-    return question_key(question) if question.strip() else None
 
 
 def _cut(text: str) -> str:

@@ -12,9 +12,7 @@ Text from the data reaches rich only as `Text`, so rich's markup in it does noth
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from typing import IO, Literal
 
 import numpy as np
 from rich.console import Console
@@ -29,23 +27,13 @@ _FAINT = "dim"
 _BAR = "\u2502"
 # Two rows of the mask in one character, by upper + 2 * lower: empty, upper half, lower half, full.
 _BLOCKS = " \u2580\u2584\u2588"
-# Columns of the mask at least, even in a narrower terminal.
-_NARROWEST = 20
 # Pairs with lines of their own; of the others the number is shown.
 _MOST_PAIRS = 12
 
 
-def make_console(file: IO[str] | None = None, width: int | None = None) -> Console:
-    """Make a console that uses colour in terminals only, and never if NO_COLOR is set."""
-    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(
-        file=file, width=width, highlight=False, markup=False, emoji=False, color_system=colours
-    )
-
-
-def draw(record: RowRecord, console: Console, title: str = "", notes: Sequence[str] = ()) -> None:
+def draw(record: RowRecord, console: Console, title: str, notes: Sequence[str]) -> None:
     """Print a row."""
-    console.print(Text(escaped(": ".join(filter(None, [title, record.counts]))), style="bold"))
+    console.print(Text(escaped(f"{title}: {record.counts}"), style="bold"))
     for note in notes:
         console.print(Text(escaped(note), style="yellow"))
     console.print()
@@ -109,8 +97,7 @@ def _pair_lines(record: RowRecord) -> Iterator[Text]:
 def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:
     """Who sees whom, two query rows per line; a row wider than `width` is sampled evenly, which the first line states."""
     # Ten columns on the left hold the query's position and the letters of both queries.
-    room = max(width - 10, _NARROWEST)
-    shown = evenly(len(record), room)
+    shown = evenly(len(record), max(width, 30) - 10)
     where = "" if len(shown) == len(record) else f"; {len(shown)} of {len(record)} positions"
     yield Text(
         f"who sees whom (down: who looks, two a line; across: who is seen{where})", style=_FAINT

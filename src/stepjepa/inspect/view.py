@@ -17,12 +17,11 @@ from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_e
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.tokens import token_span
 from stepjepa.data.types import Example
-from stepjepa.errors import ConfigError, DataError, library, no_rows
+from stepjepa.errors import ConfigError, DataError, library
 from stepjepa.inspect.html import page_data, page_html, write_page
 from stepjepa.inspect.layout import NamedSpan, RowForm, row_record, token_text
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
-from stepjepa.objectives.options import EMA, FROZEN, SELF
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
 from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
 from stepjepa.utils.text import counted, printable
@@ -68,7 +67,7 @@ _NAME = Names(InspectOptions)
 # Pixels, in a notebook.
 _PAGE_HEIGHT = 640
 # Suffixes of the files.
-_PICTURE, _PAGE = (".png",), (".html", ".htm")
+_PAGE, _PICTURE = (".html", ".htm"), (".png",)
 
 
 @dataclass
@@ -91,9 +90,11 @@ class RowView:
         # A row that went to a file is not drawn in the terminal as well.
         if self.written:
             return printable("\n".join([self.title, *self.notes, *self.written]))
-        from stepjepa.inspect.terminal import draw, make_console
+        from rich.console import Console
 
-        console = make_console()
+        from stepjepa.inspect.terminal import draw
+
+        console = Console()
         with console.capture() as drawn:
             draw(self.record, console, self.title, self.notes)
         return "\n".join(line.rstrip() for line in drawn.get().rstrip().split("\n"))
@@ -108,7 +109,7 @@ class RowView:
         Raises:
             ConfigError: another suffix, or a file that exists or cannot be written.
         """
-        _check_output(file, overwrite, (*_PICTURE, *_PAGE))
+        _check_output(file, (*_PAGE, *_PICTURE), overwrite)
         if Path(file).suffix.lower() in _PAGE:
             write_page(self.html(), file)
         else:
@@ -155,21 +156,26 @@ def inspect(
     row_options = RowOptions(row=row, **keywords)
     check_fields(row_options)
     method = method_from(of_method)
-    files = _outputs(row_options)
+    # Suffixes -> the file to write. One that cannot be written is an error now, before the work and the other file.
+    outputs = {_PAGE: row_options.html, _PICTURE: row_options.png}
+    files = {suffixes: file for suffixes, file in outputs.items() if file is not None}
+    for suffixes, file in files.items():
+        _check_output(file, suffixes, row_options.overwrite)
+    if row_options.png is not None:
+        library("matplotlib", "analysis")
 
-    # The rows are read several times, an iterator only once.
-    source = list(data) if isinstance(data, Iterator) else data
+    rows = RowSource(data)
     # Before a tokenizer is loaded or trained, which takes longer than a look for the row.
-    place, _ = row_at(source, row)
+    place, _ = row_at(rows, row)
     loaded: Any = tokenizer
     if isinstance(tokenizer, (str, os.PathLike)):
-        loaded = tokenizer_of(source, str(tokenizer), method)
-    encoder = encoder_for(RowSource(source), loaded, method)
-    record, row_notes = shown_row(source, row, encoder, method, row_options.seed)
+        loaded = tokenizer_of(rows, str(tokenizer), method)
+    encoder = encoder_for(rows, loaded, method)
+    record, row_notes = shown_row(rows, row, encoder, method, row_options.seed)
 
     notes = [str(unread) for unread in without_effect(method, of_method)]
     view = RowView(f"row {row} ({place}), {summary(method)}", record, [*notes, *row_notes])
-    for file in files:
+    for file in files.values():
         view.save(file, row_options.overwrite)
     return view
 
@@ -178,28 +184,15 @@ def inspect(
 show_row = inspect
 
 
-def _outputs(options: RowOptions) -> list[str]:
-    """The files to write, the page first; ConfigError if one of them cannot be, before anything is written."""
-    outputs = ((_NAME.html, options.html, _PAGE), (_NAME.png, options.png, _PICTURE))
-    for name, file, suffixes in outputs:
-        if file is not None:
-            _check_output(file, options.overwrite, suffixes, f"--{name} ")
-    # Missing matplotlib is an error now, not after the page has been written.
-    if options.png is not None:
-        library("matplotlib", "analysis")
-    return [file for _, file, _ in outputs if file is not None]
-
-
-def _check_output(
-    file: str | os.PathLike[str], overwrite: bool, suffixes: Sequence[str], flag: str = ""
-) -> None:
+def _check_output(file: str | os.PathLike[str], suffixes: Sequence[str], overwrite: bool) -> None:
     """Refuse an output (ConfigError) with another suffix, or one that exists already."""
     path = Path(file)
     if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{flag}{file}: the file's name must end in {' or '.join(suffixes)}")
+        raise ConfigError(f"{file}: the file's name must end in {' or '.join(suffixes)}")
     if path.exists() and not overwrite:
-        remedy = f"--{_NAME.overwrite} to replace it" if flag else f"give {_NAME.overwrite}=True"
-        raise ConfigError(f"{flag}{file}: exists; choose another name, or {remedy}")
+        raise ConfigError(
+            f"{file}: exists; choose another name, or --{_NAME.overwrite} to replace it"
+        )
 
 
 # The example that is shown: that of a row, as training samples it in epoch 0. `check` shares some of these functions.
@@ -221,11 +214,11 @@ def pop_options(kind: type, options: dict[str, Any], *excluded: str) -> dict[str
     }
 
 
-def tokenizer_of(source: object, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
+def tokenizer_of(rows: RowSource, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
     from stepjepa.modeling.load import load_tokenizer
 
-    return load_tokenizer(name, texts_of([source], method.columns))
+    return load_tokenizer(name, texts_of([rows], method.columns))
 
 
 def encoder_for(
@@ -244,26 +237,22 @@ def encoder_for(
     return make_encoder(rows, tokenizer, make_renderer(tokenizer, method), settings)
 
 
-def row_at(source: object, number: int) -> tuple[str, Any]:
+def row_at(rows: RowSource, number: int) -> tuple[str, Any]:
     """Read row `number` of a data set, counted from 0: its place in the source, and the row.
 
     Raises:
         ConfigError: no such row.
         DataError: the source cannot be read.
     """
-    rows, count = RowSource(source), 0
+    count = 0
     for count, (label, row) in enumerate(rows, 1):
         if count > number:
             return rows.place(label), row
-    if not count:
-        raise no_rows(rows.name)
-    raise ConfigError(
-        f"row {number}: {rows.name} has {count:,} rows, counted from 0, so the last one is row {count - 1}"
-    )
+    raise ConfigError(f"row {number}: {rows.name} has {counted(count, 'row')}, counted from 0")
 
 
 def shown_row(
-    source: object, number: int, encoder: RowEncoder, method: JEPAOptions, seed: int
+    rows: RowSource, number: int, encoder: RowEncoder, method: JEPAOptions, seed: int
 ) -> tuple[RowRecord, list[str]]:
     """The record of the first example of row `number`, as training samples it in epoch 0, and notes on it.
 
@@ -276,13 +265,13 @@ def shown_row(
     """
     from stepjepa.training.sampling import ExampleDraw
 
-    place, row = row_at(source, number)
+    place, row = row_at(rows, number)
     encoded = encoder([(place, row)])
     for skipped in encoded.report.first_skipped.values():
         raise DataError(f"{skipped}; training skips this row")
     objective, example = objective_of(method), encoded.store[0]
     # Sampling is seeded by the example's number, so the same pairs are shown that training would draw.
-    index = _examples_before(source, number, encoder, method)
+    index = _examples_before(rows, number, encoder, method)
     sampled = ExampleDraw(objective, seed, method.jepa_ratio)(example, 0, index)
     form = RowForm.of(method, encoder.tokenizer)
     record = row_record(
@@ -292,16 +281,16 @@ def shown_row(
     # The data report of this row alone; it also says why there is no pair. Its first line only counts rows.
     notes = [line.strip() for line in encoded.report.lines()[1:]]
     if "fewer_than_two_steps" in encoded.report.examples_without_pairs:
-        notes.append(f"(stepjepa check {source} says which step splitter finds steps)")
+        notes.append(f"(stepjepa check {rows.name} says which step splitter finds steps)")
     return record, [*notes, *_notes(method, example, sampled, seed, index)]
 
 
-def _examples_before(source: object, number: int, encoder: RowEncoder, method: JEPAOptions) -> int:
+def _examples_before(rows: RowSource, number: int, encoder: RowEncoder, method: JEPAOptions) -> int:
     """The number of examples that training makes of the rows before row `number`; the sampling of a row depends on it."""
     # Encoding all earlier rows takes long, so it is skipped where nothing is sampled.
     if number == 0 or not (objective_of(method).sampled or method.jepa_ratio < 1):
         return 0
-    before = [row for _, row in islice(RowSource(source), number)]
+    before = [row for _, row in islice(rows, number)]
     try:
         return len(encode_dataset(before, encoder.tokenizer, encoder.renderer, encoder.options)[0])
     # Training keeps no example of them.
@@ -328,13 +317,10 @@ def _notes(
     if method.forward == "two_pass":
         yield "forward two_pass: in training every segment is a row of its own, after what it sees of the trunk"
     if objective.separate_targets and sampled.pairs:
-        encoders = {
-            SELF: "",
-            EMA: " by the EMA encoder",
-            FROZEN: " by the model at the start of the run",
-        }
-        encoder = encoders.get(method.target_encoder, f" by {method.target_encoder}")
-        yield f"targets get no gradient: they are encoded{encoder} in a pass of their own, not in this row"
+        yield (
+            f"targets get no gradient: {_NAME.target_encoder} {method.target_encoder} encodes them in a pass of their own, "
+            "not in this row"
+        )
 
 
 def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[NamedSpan, ...]:

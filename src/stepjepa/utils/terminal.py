@@ -122,7 +122,6 @@ class Bar:
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal or silent or _quiet,
@@ -138,28 +137,20 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
-    def start(self, name: str, total: int, done: int, note: str = "") -> None:
-        """Start a task, of which `done` is done already."""
+    def begin(self, name: str, total: int, done: int = 0) -> None:
+        """Begin a task, of which `done` is done already; outside a terminal, print it."""
         if self._task is not None:
             self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(escaped(name), total=total, completed=done, note=note)
+        self._task = self._progress.add_task(escaped(name), total=total, completed=done)
         self._name, self._total, self._done = name, total, done
         self._printed, self._when = done, time.monotonic()
-
-    def advance(self, count: int, note: str = "") -> None:
-        """Advance the task; `note` is printed next to the bar."""
-        self._done += count
-        self._progress.update(self._task, advance=count, note=note)
-
-    def begin(self, name: str, total: int, done: int = 0) -> None:
-        """Like `start`; outside a terminal, also print the task."""
-        self.start(name, total, done)
         if self._progress.disable:
             self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
 
     def step(self, count: int) -> None:
-        """Like `advance`; outside a terminal, also print the progress from time to time."""
-        self.advance(count)
+        """Advance the task; outside a terminal, print the progress from time to time."""
+        self._done += count
+        self._progress.update(self._task, advance=count)
         due = (
             self._done - self._printed >= self._total / _LINES
             and time.monotonic() - self._when >= _PAUSE

@@ -21,7 +21,7 @@ class Row {
   }
 
   text(token) {
-    return DATA.texts[this.raw.tokens[token]] || "\u2205";
+    return this.raw.tokens[token] || "\u2205";
   }
 
   kind(token) {

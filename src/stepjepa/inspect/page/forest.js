@@ -71,7 +71,7 @@ class Forest {
     const [attach, y] = [raw.attaches[start], this.y(lane)];
     if (attach >= 0) {
       const from = this.x(raw.positions[attach] + 0.5);
-      svg.append(this.part("path", { class: "hang", d: `M${from} ${this.y(0) + BAR}V${y + BAR / 2}H${this.x(first)}` }));
+      svg.append(this.part("path", { class: "hang k-predictor", d: `M${from} ${this.y(0) + BAR}V${y + BAR / 2}H${this.x(first)}` }));
     }
     for (const [from, to, kind] of this.row.kindRuns(start, stop)) {
       const width = Math.max((to - from) * this.unit, 1.5);

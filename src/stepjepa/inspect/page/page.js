@@ -75,11 +75,11 @@ function show() {
 
 function legend() {
   const used = new Set(row.raw.kinds);
-  return DATA.kinds.map((kind, number) => {
+  return Object.values(DATA.kinds).map((kind) => {
     const mark = make("span", `mark k-${kind.name}`, kind.letter);
     mark.dataset.kind = kind.name;
     const item = make("li", "", mark, kind.words);
-    item.hidden = !used.has(number);
+    item.hidden = !used.has(kind.name);
     return item;
   });
 }

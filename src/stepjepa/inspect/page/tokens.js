@@ -56,7 +56,7 @@ class Tokens {
   section([start, stop]) {
     const row = this.row;
     const named = row.section(start).name;
-    const kinds = [...new Set(row.raw.kinds.slice(start, stop))].map((number) => DATA.kinds[number]);
+    const kinds = [...new Set(row.raw.kinds.slice(start, stop))].map((name) => DATA.kinds[name]);
     const letters = kinds.map((kind) => make("span", `mark k-${kind.name}`, kind.letter));
     const head = make("div", "head", ...letters, make("b", "", isolated(named)));
     head.append(make("span", "", range("token", start, stop - 1)));
