@@ -207,7 +207,7 @@ MODELS = [
     ("study", "no study given"),
     ("study stduy.yaml", "no such file or recipe", "study.yaml"),
     ("study study.yaml --set max_steps", "--set max_steps: expected key.key=value"),
-    ("study study.yaml --output_dir study.yaml", "is a file; give a folder"),
+    ("study study.yaml --output_dir study.yaml", "study.yaml is a file"),
     ("report bare", "is no folder of a run or a study"),
     ("report", "no folder given; write: stepjepa report RUN_OR_STUDY"),
     ("export nowhere out", "nowhere: no checkpoint"),
