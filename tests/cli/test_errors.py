@@ -203,7 +203,7 @@ MODELS = [
     ("analyze rows.jsonl", "--models is missing"),
     ("analyze step.jsonl --models model --step_jepa", "0 pairs for step_jepa, and two are needed"),
     ("analyze rows.jsonl --models model --layers 3", "--layers 3: this model has 0 (embeddings) to 2"),
-    ("analyze rows.jsonl --models model --output_dir mine.jsonl", "mine.jsonl: is a file; give a folder"),
+    ("analyze rows.jsonl --models model --output_dir mine.jsonl", "mine.jsonl is a file"),
     ("study", "no study given"),
     ("study stduy.yaml", "no such file or recipe", "study.yaml"),
     ("study study.yaml --set max_steps", "--set max_steps: expected key.key=value"),
