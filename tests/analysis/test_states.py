@@ -188,7 +188,7 @@ def states():
 
 def test_the_schema(states, tmp_path):
     """As the module's docstring has it, read without this library; the same states give the same bytes."""
-    path, shapes = tmp_path / "new" / "states.safetensors", {"source": (3, 4, 5), "target": (3, 4, 5), "rows": (4,)}
+    path, shapes = tmp_path / "states.safetensors", {"source": (3, 4, 5), "target": (3, 4, 5), "rows": (4,)}
     save_states(states, path)
     with safe_open(path, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -74,8 +74,8 @@ def test_directions_in_a_study():
     ("metric", "message"),
     [
         ("target_rank", "name the views that it compares"),
-        ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown option 'step_spliter'; did you mean"),
-        ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown option 'predictors'"),
+        ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown key 'step_spliter'; did you mean"),
+        ("{target_rank: {objective: step_jepa, predictors: 2}}", "unknown key 'predictors'"),
         ("{target_rank: {objective: step_jepa, step_splitter: line}}", "step_splitter: expected one of"),
         ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
         ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),

@@ -89,17 +89,12 @@ def test_the_table_is_that_of_the_records(results):
     }  # fmt: skip
     assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-6)
     assert float(row["examples_holm_p"]) == pytest.approx(expected["examples_t_p"], rel=1e-6)  # of one arm
-    markdown = (folder / "table.md").read_text()
-    assert (
-        "| difference at equal examples [95 %] |" in markdown and "| difference at equal compute [95 %] |" in markdown
-    )
-    assert "| step_jepa+same_flop | 2 |" in markdown and "missing" not in markdown
 
 
 def test_what_is_written(results):
     folder, outcome, said = results
-    assert all((folder / name).stat().st_size > 0 for name in "results.jsonl state.json table.json table.md".split())
-    assert said[-1].startswith(f"written to {folder}: results.jsonl, table.md") and not outcome.failed
+    assert all((folder / name).stat().st_size > 0 for name in "results.jsonl state.json table.json".split())
+    assert said[-1] == f"written to {folder}: results.jsonl, table.json" and not outcome.failed
     record = lines_of(folder / "results.jsonl")[-1]
     assert (record["control"], record["compute"], record["seed"]) == ("none", "equal compute", 2)
     assert record["settings"]["same_flop"] is True and "seed" not in record["settings"]
@@ -151,7 +146,7 @@ def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     outcome = run_study(read_options(options), lambda line: None)
     assert not outcome.failed and not [item.run.name for item in outcome.items if item.todo]
     write_results(outcome)
-    assert (tmp_path / "runs" / f"{name}-mini" / "table.md").is_file()
+    assert (tmp_path / "runs" / f"{name}-mini" / "table.json").is_file()
 
 
 def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
@@ -168,6 +163,6 @@ def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("scored-select.json")]
     assert sorted(record["metrics"]["answer_nll"] is None for record in records) == [False, True]
     write_results(outcome)
-    table = (tmp_path / "out" / "table.md").read_text()
-    assert "Validation means: learning_rate=1e_08: -, learning_rate=0.005: " in table
-    assert "before its test split was scored" in table
+    (choice,) = json.loads((tmp_path / "out" / "table.json").read_text())["choices"]
+    assert "Validation means: learning_rate=1e_08: -, learning_rate=0.005: " in choice
+    assert "before its test split was scored" in choice

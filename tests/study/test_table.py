@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stepjepa.study.compare import ArmRuns, compare_arms
-from stepjepa.study.results import Table, _markdown, p_text, table_cells
+from stepjepa.study.results import Table, p_text, table_cells, table_title
 
 pytest.importorskip("scipy")
 pytest.importorskip("statsmodels")
@@ -28,11 +28,6 @@ def table_of(arms, metric, higher=True):
 @pytest.fixture(scope="module")
 def table():
     return table_of(ARMS, "accuracy")
-
-
-def markdown(table):
-    lists = dict.fromkeys(("choices", "missing_lines", "notes"), ())
-    return _markdown({"title": "A study", "shows": "", "tables": [{"block": "", **table.record()}], **lists})
 
 
 def test_cells(table):
@@ -61,16 +56,16 @@ def test_small_differences_of_large_values_keep_two_digits():
         ArmRuns("plain", {"loss": {0: 12.0, 1: 12.1, 2: 12.2}}),
         ArmRuns("jepa", {"loss": {0: 12.0003, 1: 12.1004, 2: 12.2003}}),
     ]
-    text = markdown(table_of(arms, "loss", higher=False))
-    assert "+0.0003333 [" in text and "| 12.1 |" in text and "(lower is better)" in text
+    record = table_of(arms, "loss", higher=False).record()
+    cells = table_cells(record)
+    assert cells["difference at equal examples [95 %]"][1].startswith("+0.0003333 [")
+    assert cells["mean"][0] == "12.1" and table_title(record) == "loss (lower is better)"
 
 
-def test_the_record_and_the_markdown(table):
+def test_the_record(table):
     record = json.loads(json.dumps(table.record(), allow_nan=False))
     assert (record["metric"], record["baseline"], record["alpha"]) == ("accuracy", "plain", 0.05)
     jepa = record["arms"][1]
     assert jepa["summary"]["estimate"] == pytest.approx(196 / 3)
     assert jepa["examples"]["result"]["t_p"] == pytest.approx(0.00985, abs=1e-5)
     assert jepa["verdict"]["label"] == "not established" and jepa["compute"] is None
-    lines = markdown(table).splitlines()
-    assert lines[2] == "**accuracy (higher is better)**" and "| jepa \\| shuffled |" in lines[8]

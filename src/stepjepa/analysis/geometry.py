@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.errors import DataError
 from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_rank
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
@@ -117,12 +116,8 @@ def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
     """Measure one layer's states of both views.
 
     Args:
-        source, target: (N, D), row i of both a pair.
-
-    Raises:
-        DataError: the shapes differ, or a number is not finite.
+        source, target: (N, D), N >= 2, row i of both a pair; finite, as `read_states` gives them.
     """
-    check_views(source, target)
     n, width = source.shape
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
     top_100 = float(spectrum[:100].mean())
@@ -251,28 +246,6 @@ def unit_rows(states: np.ndarray) -> np.ndarray:
     states_ND = np.asarray(states, dtype=np.float64)
     length_N1 = np.linalg.norm(states_ND, axis=1, keepdims=True)
     return np.divide(states_ND, length_N1, out=np.zeros_like(states_ND), where=length_N1 > 0)
-
-
-def check_views(source: np.ndarray, target: np.ndarray) -> None:
-    """Check that two arrays are paired states: of one shape (N, D), N >= 2, and finite.
-
-    Raises:
-        DataError: they are not.
-    """
-    for name, states in (("source", source), ("target", target)):
-        if states.ndim != 2 or len(states) < 2:
-            raise DataError(
-                f"{name} must be of shape (rows, width) with two rows or more, not {states.shape}"
-            )
-        bad_N = ~np.isfinite(states).all(axis=1)
-        if bad_N.any():
-            raise DataError(
-                f"{name}: {bad_N.sum()} of {len(states)} rows are not finite, the first is row {bad_N.argmax()}"
-            )
-    if source.shape != target.shape:
-        raise DataError(
-            f"source is of shape {source.shape} and target of {target.shape}: row i of both must be a pair"
-        )
 
 
 def _blocks(rows: int) -> Iterator[slice]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
 from stepjepa.analysis.prediction import PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike
-from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
 _FEW = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
@@ -140,7 +139,10 @@ class GeometryComparison:
             advice = advice or collapse
             warning = "Warning: " if collapse else ""
             colon = ":" if model.collapse else ""
-            yield f"{warning}{label} shows {collapse_words(collapse, bool(model.collapse))}{colon}"
+            words = (
+                "signs, but no collapse by themselves" if model.collapse else "no sign of collapse"
+            )
+            yield f"{warning}{label} shows {'collapse' if collapse else words}{colon}"
             for sign in model.collapse:
                 yield f"  {sign.text}"
         if advice:
@@ -161,20 +163,15 @@ def _table(head: list[str], rows: list[list[str]], columns: _Columns) -> list[st
     return ["", *text_table(head, rows), *legend(meanings)]
 
 
-def compare(
-    states: Mapping[str, States],
-    advance: Callable[[str], None] = lambda label: None,
-    horizon: int = 5,
-) -> GeometryComparison:
+def compare(states: Mapping[str, States], horizon: int = 5) -> GeometryComparison:
     """Measure every layer of every model.
 
     Args:
         states: label of a model in tables and figures -> its states.
-        advance: called with the label of the model after each layer.
         horizon: the longest one of `prediction_errors`, if the states have walks.
 
     Raises:
-        DataError: the models' states belong to different rows, or are not finite.
+        DataError: the models' states belong to different rows.
     """
     check_alike(states)
     first = next(iter(states.values()))
@@ -184,7 +181,6 @@ def compare(
         layers = dict[int, GeometryNumbers]()
         for layer in of_model.layers:
             layers[layer] = geometry.measure_states(*of_model.layer(layer))
-            advance(label)
         prediction = None if of_model.walks is None else prediction_errors(of_model.walks, horizon)
         signs = geometry.collapse_signs(layers[shown])
         models[label] = ModelGeometry(of_model.model, layers, signs, prediction)

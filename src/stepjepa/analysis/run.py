@@ -23,10 +23,8 @@ from stepjepa.analysis.states import (
     Pairs,
     States,
     Walks,
-    check_alike,
     collect_states,
     every_step,
-    layers_of,
     read_pairs,
     read_states,
     save_states,
@@ -37,7 +35,7 @@ from stepjepa.data.options import ColumnOptions, TemplateOptions
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.tokens import kept_predictors
-from stepjepa.errors import ConfigError, DataError, library
+from stepjepa.errors import ConfigError, library
 from stepjepa.evaluation.questions import read_record
 from stepjepa.forest.collate import collator_for
 from stepjepa.generation.place import Place, find_model, load_place, load_place_tokenizer
@@ -103,9 +101,7 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
         for label, place in collection.places.items():
             states[label], about = collection.collect(label, place, first=not states)
             inputs.append(about)
-            check_alike(states)
-        bar.begin("numbers", sum(len(one.layers) for one in states.values()))
-        comparison = compare(states, lambda _: bar.step(1), options.prediction_horizon or 0)
+        comparison = compare(states, options.prediction_horizon or 0)
 
     # Nothing can fail any more: the earlier files make room.
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,8 +130,6 @@ def _folder(options: AnalyzeOptions) -> Path:
 def _earlier_files(folder: Path, overwrite: bool) -> list[Path]:
     """What an earlier analysis has written; that it is replaced must be asked for."""
     flag = f"--{_NAME.output_dir} {folder}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{flag}: is a file; give a folder")
     if RunFolder(folder).holds_model:
         raise ConfigError(
             f"{flag}: holds a run or a model, which the analysis would seem to change; give another folder, such as "
@@ -192,7 +186,6 @@ class _Collection:
         """The states of one model, and what is recorded of it. The data are described with the first model."""
         options, bar = self._options, self._bar
         model = load_analyzed(place, self._method, options)
-        layers = layers_of(model.model, options.layers)
         pairs = self._pairs(model, model.method)
         bar.say(f"{label}: {model.description}")
         for line in [*view_notes(model, self._method), *(_data_lines(pairs) if first else ())]:
@@ -202,7 +195,7 @@ class _Collection:
             model.model,
             place.name,
             pairs,
-            layers=layers,
+            layers=options.layers,
             predictor_ids=model.predictor_ids,
             pad_token_id=model.tokenizer.pad_token_id or 0,
             batch_size=options.batch_size,
@@ -234,10 +227,7 @@ class _Collection:
 
     def _walks(self, model: AnalyzedModel) -> Walks:
         """The states behind the steps of a data set's answers, as a model has them in its chats."""
-        try:
-            examples, places = walks_of(self._pairs(model, every_step(model.method).options))
-        except DataError as error:
-            raise DataError(f"--{_NAME.prediction_horizon}: {error}") from None
+        examples, places = walks_of(self._pairs(model, every_step(model.method).options))
         self._bar.begin(f"{model.place.name}, steps", len(examples))
         views = read_states(
             model.model,

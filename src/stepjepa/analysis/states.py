@@ -15,7 +15,6 @@ Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -33,7 +32,7 @@ from stepjepa.data.encode import CHUNK_ROWS, EncodeOptions, make_encoder
 from stepjepa.data.report import DataReport, reason_words
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
-from stepjepa.data.types import Batch, Example, Rows
+from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import collator_for
 from stepjepa.generation.local import eval_mode
@@ -301,48 +300,23 @@ def _read_layers(
     inner: Any, batch: Batch, layers: Sequence[int]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """States (P, D) of the sources and of the targets of a batch, layer by layer."""
-    rows = batch.every_rows
+    parts = batch.every_rows
+    sizes = [rows.input_ids.numel() for rows in parts]
     # Targets in rows of their own count from the first of these.
-    shift = 0 if batch.target_rows is None else sum(part.input_ids.numel() for part in rows[:-1])
-    targets = replace(batch.targets, positions=batch.targets.positions + shift)
-    sizes = [len(batch.sources.positions), len(targets.positions)]
-    by_layer = _states_at(
-        inner, rows, layers, torch.cat([batch.sources.positions, targets.positions])
-    )
+    shift = 0 if batch.target_rows is None else sum(sizes[:-1])
+    sources, targets = batch.sources.positions, batch.targets.positions + shift
+    # The chats themselves are not computed if no view is read there.
+    if min(sources.min(), targets.min()) >= sizes[0]:
+        parts, sources, targets = parts[1:], sources - sizes[0], targets - sizes[0]
+    source_reads = replace(batch.sources, positions=sources)
+    target_reads = replace(batch.targets, positions=targets)
+    wanted = [None if layer == FINAL else layer for layer in layers]
+    by_part = [layer_states(inner, rows, wanted) for rows in parts]
     read = []
-    for layer in layers:
-        sides = []
-        for states, side in zip(
-            by_layer[layer].split(sizes), (batch.sources, targets), strict=True
-        ):
-            in_order = replace(side, positions=torch.arange(len(states), device=states.device))
-            sides.append(read_vectors(states, in_order))
-        read.append((sides[0], sides[1]))
+    for layer in wanted:
+        states_TD = torch.cat([by_layer[layer] for by_layer in by_part])
+        read.append((read_vectors(states_TD, source_reads), read_vectors(states_TD, target_reads)))
     return read
-
-
-def _states_at(
-    inner: Any, parts: Sequence[Rows], layers: Sequence[int], positions_M: torch.Tensor
-) -> dict[int, torch.Tensor]:
-    """States (M, D) by layer at positions of the flattened (R * T) states of some rows, one after the other; rows of which
-    nothing is read are not computed."""
-    states: dict[int, torch.Tensor] = {}
-    first = 0
-    for rows in parts:
-        last = first + rows.input_ids.numel()
-        here_M = (positions_M >= first) & (positions_M < last)
-        if here_M.any():
-            by_layer = layer_states(
-                inner, rows, [None if layer == FINAL else layer for layer in layers]
-            )
-            for layer in layers:
-                states_TD = by_layer[None if layer == FINAL else layer]
-                kept_MD = states.setdefault(
-                    layer, states_TD.new_empty(len(positions_M), states_TD.shape[1])
-                )
-                kept_MD[here_M] = states_TD[positions_M[here_M] - first]
-        first = last
-    return states
 
 
 def _source_length(example: Example) -> int:
@@ -351,7 +325,7 @@ def _source_length(example: Example) -> int:
     return example.sees(source) + 1 + (0 if segment is None else segment.length)
 
 
-def save_states(states: States, path: str | os.PathLike[str]) -> None:
+def save_states(states: States, path: Path) -> None:
     """Write states with an atomic write; the same states give the same bytes.
 
     Raises:
@@ -359,8 +333,6 @@ def save_states(states: States, path: str | os.PathLike[str]) -> None:
     """
     from safetensors.numpy import save_file
 
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {"source": states.source, "target": states.target, "rows": states.rows}
     # One entry, for safetensors writes several in any order.
     about = {"model": states.model, "file": states.file}

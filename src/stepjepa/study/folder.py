@@ -16,7 +16,6 @@ from typing import Any
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import carried
-from stepjepa.config.values import named_by_file
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.options import DataOptions
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
@@ -47,8 +46,18 @@ _OWN_FILES = (
 )
 # Files of a model that stay when its weights are deleted.
 _MODEL_RECORDS = {"run.json", "resolved.yaml", "metrics.json", "data_report.json"}
-# Entries of a training record: the hardware, the dtypes of weights and arithmetic, the commit of the code.
-CIRCUMSTANCES = ("machine", "dtype", "commit")
+# Entries of a training record that a line of results.jsonl repeats; an entry is missing if it is unknown.
+TRAINED = (
+    "steps",
+    "flops",
+    "train_seconds",
+    "history",
+    "losses",
+    "diverged",
+    "machine",
+    "dtype",
+    "commit",
+)
 
 
 def check_folder(folder: Path) -> None:
@@ -57,15 +66,12 @@ def check_folder(folder: Path) -> None:
     Raises:
         ConfigError: the path is a file, cannot be written, or holds other files.
     """
-    flag = f"--{_NAME.output_dir} {folder}"
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{flag}: is a file; give a folder")
     check_writable(folder)
     # A study that was killed during its first seconds leaves built-in data but no state.
     others = sorted(entry.name for entry in folder.glob("*") if entry.name not in (LOCK, "data"))
     if others and not (folder / STATE).is_file():
         raise ConfigError(
-            f"{flag}: the folder is not empty ({others[0]}), and there is no study in it"
+            f"--{_NAME.output_dir} {folder}: the folder is not empty ({others[0]}), and there is no study in it"
         )
 
 
@@ -163,10 +169,7 @@ class StudyRunFolder:
 
     def restore(self, line: Mapping[str, Any]) -> None:
         """Write the records of the stages that a line of results.jsonl contains."""
-        trained = {name: line[name] for name in ("steps", "flops", "train_seconds", "history")}
-        for name in ("losses", "diverged", *CIRCUMSTANCES):
-            if line.get(name):
-                trained[name] = line[name]
+        trained = {name: line[name] for name in TRAINED if line.get(name) is not None}
         for stage, at in line["at"].items():
             record = trained if stage == "train" else {"metrics": line["metrics"][stage]}
             write_record(self.record(stage), {**record, "at": at})
@@ -196,23 +199,14 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     )
 
     data, settings = run.block.data, run.settings
-    files = {
-        split: [_absolute(name) for name in names]
-        for split, names in data.paths(study.output_dir).items()
-    }
+    files = data.paths(study.output_dir)
     # The base may set options of an objective that this arm does not have.
     known = {**options_of(RunOptions), **options_of(JEPAConfig)}
     values = {name: value for name, value in carried(known, settings).items() if name in known}
-    # A class in the user's file, as in my_loss.py:MyLoss, must be found from another working folder, too.
-    for name, value in values.items():
-        if known[name].own and named_by_file(value):
-            file, _, attribute = value.rpartition(":")
-            if Path(file).is_file():
-                values[name] = f"{Path(file).resolve()}:{attribute}"
     # The run's name in trackers: study/arm/seed-1. A run_name in the base replaces the name of the study.
     title = settings.get("run_name") or study.output_dir.resolve().name
     values["run_name"] = "/".join([title, *run.folder.parts[1:]])
-    values["train_file"] = files["train"]
+    values["train_file"] = list(files["train"])
     if "train" in data.splits:
         values["dataset_split"] = data.splits["train"]
     if evaluates_on_the_way(settings):
@@ -231,9 +225,3 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         },
     }
     write_record(folder.plan, plan)
-
-
-def _absolute(name: str) -> str:
-    """The absolute path of a file, so that its run may start in any folder; the name of a data set unchanged."""
-    path = Path(name).expanduser()
-    return str(path.resolve()) if path.exists() else name

@@ -383,7 +383,7 @@ def _views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     """The checked options that select the two views a metric compares."""
     method = options_of(JEPAOptions)
     known = ["objective", *(name for name in method if method[name].group == method["views"].group)]
-    check_keys(section, known, "metrics", "option")
+    check_keys(section, known, "metrics")
     values = field_values(JEPAOptions, section)
     # Only an objective with predictors has a source view, which they follow, and a target view.
     objective = built_in().get(values.get("objective", ""), Objective)

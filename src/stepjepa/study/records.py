@@ -16,7 +16,7 @@ from typing import Any
 from stepjepa.config.option import Names, options_of
 from stepjepa.data.sources import RowSource, file_rows
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.folder import CIRCUMSTANCES, STATE, StudyRunFolder, read_record
+from stepjepa.study.folder import STATE, TRAINED, StudyRunFolder, read_record
 from stepjepa.study.spec import (
     SAME_FLOP,
     SPLITS,
@@ -239,7 +239,8 @@ class RunRecord:
         history: evaluations during training: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.
         losses: logged training losses and gradient norms.
         diverged: the value that was not finite in a run that diverged; None for other runs.
-        machine, dtype, commit: of its training (`CIRCUMSTANCES`); None if unknown.
+        machine, dtype, commit: the hardware, the dtypes of weights and arithmetic, and the commit of the code; None if
+            unknown.
         model: the folder of the weights; None if they do not exist.
         status: ``finished``, ``failed`` or ``not run``; `error` says why.
     """
@@ -257,9 +258,9 @@ class RunRecord:
     chosen: bool
     settings: Values
     metrics: Mapping[str, Mapping[str, float | None]]
-    flops: float | None
-    train_seconds: float | None
-    steps: int | None
+    flops: float | None = None
+    train_seconds: float | None = None
+    steps: int | None = None
     history: Sequence[Mapping[str, float]] = ()
     losses: Sequence[Mapping[str, float]] = ()
     diverged: str | None = None
@@ -313,13 +314,7 @@ def record_of(item: Item, state: State) -> RunRecord:
         chosen=chosen and not run.only_tunes,
         settings=run.changes,
         metrics={split: record["metrics"] for split, record in stages.items() if split != "train"},
-        flops=trained.get("flops"),
-        train_seconds=trained.get("train_seconds"),
-        steps=trained.get("steps"),
-        history=trained.get("history", ()),
-        losses=trained.get("losses", ()),
-        diverged=trained.get("diverged"),
-        **{name: trained.get(name) for name in CIRCUMSTANCES},
+        **{name: trained[name] for name in TRAINED if name in trained},
         model=str(folder.model) if folder.has_weights else None,
         status=status,
         error=error,

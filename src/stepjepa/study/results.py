@@ -1,6 +1,6 @@
 """What a study writes when it ends: a record for each run, the tables, and the verdicts.
 
-``table.json`` holds the tables with every number; `table_cells` is how they are shown, in ``table.md`` and by a report.
+``table.json`` holds the tables with every number; `table_cells` is how a report shows them.
 """
 
 from __future__ import annotations
@@ -26,13 +26,6 @@ KINDS: dict[Kind, tuple[str, str]] = {
     "control": ("difference from shuffled control", "p from shuffled control (t, Holm)"),
     "random": ("difference from random control", "p from random control (t, Holm)"),
 }
-FOOTNOTE = (
-    "arm+shuffled and arm+random are the arm with the targets of other examples and with one random vector; "
-    f"arm+{SAME_FLOP} is the arm trained for fewer steps, at the baseline's FLOPs: its difference from the baseline is "
-    "the arm's difference at equal compute. Values are those of the test split, FLOPs and seconds those of training. "
-    "Differences are paired by seed, against the baseline where nothing else is said. p (t, Holm): paired t test, corrected "
-    "over the arms."
-)
 _LEVEL = f"{100 * CONFIDENCE:g} %"
 
 
@@ -282,13 +275,11 @@ def write_results(
         "verdicts": list(_verdict_lines(shown)),
         "tables": shown,
         "choices": [line for block in study.blocks for line in _choice_lines(block, state)],
-        "missing": [asdict(record) for record in records if record.status != "finished"],
         "missing_lines": missing,
         "notes": [*study.notes, *notes],
     }
     files = {
         "results.jsonl": b"".join(json_bytes(asdict(record)) + b"\n" for record in records),
-        "table.md": _markdown(result).encode(),
         "table.json": json_bytes(result, indent=1) + b"\n",
     }
     for name, content in files.items():
@@ -297,35 +288,6 @@ def write_results(
     if missing:
         lines += ["runs that are missing:", *(f"  {line}" for line in missing)]
     return tables, [*lines, "", f"written to {study.output_dir}: {', '.join(files)}"]
-
-
-def _markdown(result: Mapping[str, Any]) -> str:
-    parts = [f"# {result['title']}"]
-    if result["shows"]:
-        parts.append(result["shows"])
-    for table in result["tables"]:
-        columns = {
-            title: [_escaped(cell) for cell in cells] for title, cells in table_cells(table).items()
-        }
-        rows = [list(columns), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
-        lines = [f"| {' | '.join(row)} |" for row in rows]
-        parts += [f"**{_escaped(table_title(table))}**", "\n".join(lines)]
-        parts.append(
-            f"A verdict of better needs p (t, Holm) < {table['alpha']:g} against {table['baseline']}, against the arm's "
-            "controls, and at equal compute."
-        )
-    parts += [*result["choices"], FOOTNOTE]
-    for title, lines in (
-        ("Runs that are missing", result["missing_lines"]),
-        ("Notes", result["notes"]),
-    ):
-        if lines:
-            parts.append("\n".join([f"**{title}**", "", *(f"- {line}" for line in lines)]))
-    return "\n\n".join(parts) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
 
 
 def _choice_lines(block: Block, state: State) -> Iterator[str]:

@@ -6,11 +6,13 @@ The whole state is in the study's files, so a study that was killed resumes when
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError, explaining, library
@@ -346,28 +348,29 @@ class StudyRun:
         if before is not None:
             return before["cell"]
         metric, highest = block.select
-        values: dict[str, list[float | None]] = {}
+        values = defaultdict[str, list[float | None]](list)
         at = ""
         for item in items:
             record = item.folder.done("select")
             if record is None:
                 return None
-            values.setdefault(cell_name(item.run.cell), []).append(record["metrics"].get(metric))
+            values[cell_name(item.run.cell)].append(record["metrics"].get(metric))
             at = max(at, record["at"])
-        means = {name: _complete_mean(of_seeds) for name, of_seeds in values.items()}
-        # Rounding makes means of the same numbers in another order equal.
-        ranked = {
-            name: round(mean if highest else -mean, 12)
-            for name, mean in means.items()
-            if mean is not None
-        }
-        if not ranked:
+        # `fmean` does not depend on the order of the seeds, so means of the same numbers are equal.
+        means: dict[str, float | None] = {}
+        finite = {}
+        for name, of_seeds in values.items():
+            known = [value for value in of_seeds if value is not None]
+            means[name] = None
+            if len(known) == len(of_seeds):
+                means[name] = finite[name] = fmean(known)
+        if not finite:
             for item in items:
                 item.error = item.error or _NO_CELL
             return None
-        best = max(ranked, key=lambda name: ranked[name])
+        rule, extreme = ("highest", max) if highest else ("lowest", min)
+        best = extreme(finite, key=lambda name: finite[name])
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
-        rule = "highest" if highest else "lowest"
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
         choice = {
             "cell": cell,
@@ -380,12 +383,6 @@ class StudyRun:
         self.state.choose(block.name, arm.name, choice)
         self.say(f"{arm.name}: {words}")
         return cell
-
-
-def _complete_mean(values: Collection[float | None]) -> float | None:
-    """The mean; None if any value is missing."""
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
 
 
 def _stop(executor: Executor, active: Active) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,22 +140,22 @@ def score_model(
     values: dict[str, float | None] = {}
     answers = []
 
-    # Generation and forward passes are expensive: metrics of answers without options share one set of answers, and metrics
-    # of the states share the states of equal views.
-    plain = [name for name, options in metrics.items() if not options]
-    views: dict[str, list[str]] = {}
-    for name, options in metrics.items():
-        if name in GEOMETRY:
-            views.setdefault(str(dict(options)), []).append(name)
-    answered = [plain] if plain else []
-    answered += [[name] for name, options in metrics.items() if options and name not in GEOMETRY]
-    for names in answered:
+    # Generation and forward passes are expensive: metrics with equal options share one set of answers, or of states.
+    groups = defaultdict[tuple[bool, str], list[str]](list)
+    for name in sorted(metrics, key=lambda name: bool(metrics[name])):
+        groups[name in GEOMETRY, str(metrics[name])].append(name)
+    for (of_states, _), names in groups.items():
+        options = metrics[names[0]]
+        if of_states:
+            compared = JEPAOptions(**{**(chat or {}), **options}, predictors=0)
+            values |= _geometry(model, tokenizer, rows, names, compared, max_examples, batch_size)
+            continue
         result = evaluate_model(
             model,
             tokenizer,
             rows,
             names,
-            metric_options=metrics[names[0]],
+            metric_options=options,
             max_new_tokens=max_new_tokens,
             batch_size=batch_size,
             system_prompt=method.system_prompt,
@@ -166,9 +167,6 @@ def score_model(
         )
         values |= {name: result.value(name) for name in names}
         answers.append(result)
-    for names in views.values():
-        compared = JEPAOptions(**{**(chat or {}), **metrics[names[0]]}, predictors=0)
-        values |= _geometry(model, tokenizer, rows, names, compared, max_examples, batch_size)
     finite = {}
     for name in metrics:
         value = values[name]

@@ -153,7 +153,7 @@ def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
 
 
 def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
-    """The `CIRCUMSTANCES` of a run's training; None for those that its record lacks."""
+    """The hardware, the dtypes and the commit of a run's training; None for those that its record lacks."""
     record = read_record(run.model / RECORD) or {}
     settings = record.get("settings", {})
     machine = record.get("device")

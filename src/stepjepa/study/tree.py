@@ -113,9 +113,7 @@ def _with(root: Node, names: Sequence[str], value: Node) -> Node:
     return Node(children, root.where)
 
 
-def check_keys(
-    section: Mapping[str, Node], known: Iterable[str], what: str = "", noun: str = "key"
-) -> None:
+def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = "") -> None:
     """Refuse unknown keys.
 
     Raises:
@@ -126,7 +124,7 @@ def check_keys(
         if key not in known:
             place = f"{node.where}: {what}" if what else node.where
             remedy = f": {LEFT_KEYS[key]}" if key in LEFT_KEYS else did_you_mean(key, known)
-            raise ConfigError(f"{place}: unknown {noun} {key!r}{remedy}")
+            raise ConfigError(f"{place}: unknown key {key!r}{remedy}")
 
 
 def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> dict[str, Any]:
@@ -146,8 +144,6 @@ def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> di
             continue
         try:
             values[name] = known[name].read(node.written)
-            if known[name].bounds:
-                known[name].check(values[name])
         except (BadValue, ConfigError) as error:
             # A ConfigError names the field itself.
             field = "" if isinstance(error, ConfigError) else f"{name}: "
