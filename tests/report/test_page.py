@@ -42,6 +42,7 @@ def test_what_was_run(pair):
     text = read.text("run")
     assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text
     assert "skipped 1: 'messages' is empty or no list of messages (first: line 4: 'messages' is empty)" in text
+    assert read.rows("Cost")[1] == ["regular", "50", "0:01:15", "160", "2.5 T"]
 
 
 def test_the_answer_comes_first(tmp_path):
@@ -55,7 +56,7 @@ def test_the_answer_comes_first(tmp_path):
     text = read.text("answer")
     assert list(read.sections) == "answer accuracy curves predictions run".split()
     assert "Compared: step (objective=step_jepa, seed=0, train_file=train.jsonl); regular (objective=regular, " in text
-    assert "step - regular: +37.5 points [" in text and "95 % interval; gsm8k of 8 questions (test) On these" in text
+    assert "step - regular: +37.5 points (" in text and "95 % interval; gsm8k of 8 questions (test) On these" in text
     assert (
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
         "compared at equal compute. Compared: step (objective"
@@ -71,23 +72,27 @@ def test_the_answer_comes_first(tmp_path):
     assert "no two models here have answered the same questions" in Reader(page_of(a)).text("answer")
 
 
-def test_results_of_another_model_are_left_out(tmp_path):
+def test_results_of_another_model_are_marked(tmp_path):
+    """And are compared with no other, in the headline least of all."""
     a, b = write_pair(tmp_path)
     metrics, record = (json.loads((b / name).read_text()) for name in ("metrics.json", "run.json"))
     write(b / "run.json", {**record, "steps": 90})
     write(b / "metrics.json", {**metrics, "steps": 50})
     read = Reader(page_of(a, b))
-    assert {row[2] for row in read.rows("Accuracy")[1:]} == {"regular"}
-    why = f"{b / 'evaluation-test'}: is of the model before this run went on, and is left out; evaluate the present one"
-    assert why in read.text(None) and "Nothing can be concluded" in read.text("answer")
+    assert [row[:3] for row in read.rows("Accuracy")[1:]] == [
+        *(["test", metric, "regular"] for metric in ("gsm8k", "answer_nll")),
+        *(["test (stale)", metric, "step"] for metric in ("gsm8k", "answer_nll")),
+    ]
+    why = f"Stale: {b / 'evaluation-test'}: is of the model before this run went on; evaluate the present one again"
+    assert why in read.text("answer") and "Nothing can be concluded" in read.text("answer")
     assert "Paired differences" not in read.tables
 
     write(b / "run.json", {**record, "steps": 50})
-    assert "Paired differences" in Reader(page_of(a, b)).tables
+    assert "Stale" not in Reader(page_of(a, b)).text("answer")
     (b / "model.safetensors").write_bytes(b"")
     result = json.loads((b / "evaluation-test" / "metrics.json").read_text())
     write(b / "evaluation-test" / "metrics.json", {**result, "model_folder": "of another model"})
-    assert "is of an earlier model in this folder" in Reader(page_of(a, b)).text(None)
+    assert "is of an earlier model in this folder" in Reader(page_of(a, b)).text("answer")
 
 
 def test_settings_by_their_metadata():
@@ -113,6 +118,23 @@ def test_losses(pair):
     assert (regular["name"], regular["kind"], of_regular["kind"]) == ("regular", "training", "evaluation")
     assert [point[:2] for point in regular["points"]] == [[10, 2.0], [20, 1.0], [30, 20 / 30], [40, 0.5], [50, 0.4]]
     assert [point[:2] for point in of_regular["points"]] == [[50, 0.5]]
+
+
+def test_collapse_signs(tmp_path):
+    text = Reader(page_of(*write_pair(tmp_path))).text("curves")
+    # target_std .02 at the end: the mean cosine of two targets is 1 - .0004; the rank is 1 + 8 / 50
+    assert "step collapse" in text and "target states have an effective rank of 1.16 (below 2.0)" in text
+    assert (
+        "two targets have a cosine of 0.9996 on average, from target_std 0.020 (from 0.98; plain models .76 to .96)"
+        in text
+    )
+    assert "regular collapse" not in text and "regular no sign" not in text
+    log = json.loads((tmp_path / "step" / "metrics.json").read_text())
+    log["log_history"] = [{**entry, "effective_rank": 50.0} for entry in log["log_history"]]
+    write(tmp_path / "step" / "metrics.json", log)
+    assert "step signs, but no collapse by themselves" in Reader(page_of(tmp_path / "step")).text("curves")
+    text = Reader(page_of(write_run(tmp_path / "run", control="random"))).text("curves")
+    assert "run one vector by design (--control random)" in text and "effective rank of 1.16" not in text
 
 
 def test_accuracy_and_pairs(pair):
@@ -189,6 +211,8 @@ def test_a_study(tmp_path):
     assert text.startswith("The answer gsm8k, against regular:")
     assert text.endswith("Compared: regular; step_jepa; 3 of 4 runs scored.")
     assert "step_jepa seed 2: exit status 2" in read.text("study")
+    assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
+    assert read.rows("Cost")[1][1:] == ["50", "0:01:15", "160", "2.5 T"]
     assert "a study keeps those of its runs since version 0.3" in read.text("accuracy")
     assert {row[0]: row[1:] for row in read.rows("Settings")}["objective differs"] == ["regular", "step_jepa"]
     (chart,) = [
@@ -213,7 +237,7 @@ def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
     for arm in ("regular", "step_jepa"):
         shutil.rmtree(study / "runs" / arm / "seed-2")
     text = Reader(page_of(study)).text("answer")
-    assert "step_jepa - regular: +25.0 points [" in text and "one seed of each" in text
+    assert "step_jepa - regular: +25.0 points (" in text and "one seed of each" in text
 
 
 def test_a_study_that_is_unfinished(tmp_path):

@@ -26,7 +26,7 @@ def value(options, split):
 
 def tables(folder):
     rows = json.loads((folder / "table.json").read_text())
-    assert rows["missing_lines"] == []
+    assert rows["missing"] == []
     return rows["tables"], rows["verdicts"]
 
 

@@ -7,7 +7,7 @@ and need no extra package.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,8 +39,8 @@ MOST_POINTS = 400
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
 # (step, value)
 Point = tuple[float, float]
-# The entries of a run's log.
-Log = Sequence[Mapping[str, Any]]
+# Key of the log -> points of one run or arm.
+PointsOf = Callable[[str], list[Point]]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Chart:
         ]
 
 
-def history_points(history: Log, key: str) -> list[Point]:
+def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
     """(step, value) of a key in a log, sorted by step; a step's last value, without values that are not finite."""
     points = {}
     for entry in history:
@@ -105,12 +105,13 @@ def history_points(history: Log, key: str) -> list[Point]:
     return sorted(points.items())
 
 
-def mean_points(histories: Sequence[Log], key: str) -> list[Point]:
+def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> list[Point]:
     """The mean over the logs that contain `key`, at the steps that they share."""
-    logs = [dict(history_points(history, key)) for history in histories]
-    logs = [log for log in logs if log]
+    logs = [dict(points) for history in histories if (points := history_points(history, key))]
+    if not logs:
+        return []
     # A mean over a changing set of runs would show jumps that no run has.
-    steps = set(logs[0]).intersection(*logs) if logs else ()
+    steps = set.intersection(*map(set, logs))
     return [(step, sum(log[step] for log in logs) / len(logs)) for step in sorted(steps)]
 
 
@@ -126,16 +127,18 @@ def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
     return titles
 
 
-def make_charts(groups: Mapping[str, Sequence[Log]], titles: Mapping[str, str]) -> Iterator[Chart]:
-    """A chart for each quantity (key -> title) that was logged, in training or evaluation; a line is the mean of a group."""
+def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str]) -> Iterator[Chart]:
+    """A chart for each quantity (key -> title) that any run (name, key -> points) logged, in training or evaluation."""
     for key, title in titles.items():
-        kinds = {"training": key, "evaluation": f"eval_{key}"}
-        if key.startswith("eval_"):
-            kinds = {"evaluation": key}
+        kinds = (
+            {"evaluation": key}
+            if key.startswith("eval_")
+            else {"training": key, "evaluation": f"eval_{key}"}
+        )
         series = []
-        for index, (name, logs) in enumerate(groups.items()):
+        for index, (name, points_of) in enumerate(runs):
             for kind, log_key in kinds.items():
-                points = mean_points(logs, log_key)
+                points = points_of(log_key)
                 if points:
                     series.append((index, name, kind, points))
         if series:

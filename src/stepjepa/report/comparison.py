@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import StepJepaError
@@ -17,7 +18,7 @@ from stepjepa.evaluation.predictions import (
 )
 from stepjepa.evaluation.statistics import conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.report.reading import Reader, ReportedRun, number, table
+from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table
 from stepjepa.utils.text import written
 
 # Characters of a question or an answer on the page.
@@ -65,29 +66,29 @@ def _accuracy_row(
     name: str, metric: str, label: str, summary: Mapping[str, Any], result: Mapping[str, Any]
 ) -> AccuracyRow:
     value = number(summary, "value")
-    ends = number(summary, "low"), number(summary, "high")
+    low, high = number(summary, "low"), number(summary, "high")
     n = summary.get("n")
-    text, interval = written(value, ".4f"), _brackets(*ends, ".4f")
+    text = written(value, ".4f")
     of = f"mean of {n} answers"
-    if summary.get("kind") == "accuracy":
-        text, interval = written(value, ".1%"), _brackets(*ends, ".1f", 100)
-        of = f"{summary.get('correct')} of {n} right"
+    interval = ""
+    if low is not None and high is not None:
+        interval = f"[{low:.4f}, {high:.4f}]"
     # A likelihood is averaged over all tokens, but its interval belongs to the mean over rows.
     if "perplexity" in summary:
         row_mean = written(number(summary, "row_mean"), ".4f")
         of = f"nats per token; mean of {n} rows {row_mean} {interval}".strip()
         interval = ""
+    if summary.get("kind") == "accuracy":
+        text = written(value, ".1%")
+        of = f"{summary.get('correct')} of {n} right"
+        if low is not None and high is not None:
+            interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
 
     stop = table(result, "generation", "did_not_stop")
     did_not_stop = f"{stop.get('count')} of {stop.get('n')}" if stop else "-"
     reasons = table(result, "rows", "skipped")
     skipped = sum(number(reasons, reason) or 0 for reason in reasons)
     return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, f"{skipped:g}")
-
-
-def _brackets(low: float | None, high: float | None, form: str, scale: float = 1) -> str:
-    """``[low, high]``; empty if an end is None."""
-    return "" if low is None or high is None else f"[{scale * low:{form}}, {scale * high:{form}}]"
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
     for name in evaluation_names(runs):
         before: list[ReportedRun] = []
         for b in ordered:
-            if name not in b.evaluations:
+            if name not in b.evaluations or not _answers(b.evaluations[name]):
                 continue
             for a in before:
                 if a is before[0] or (control_of(a) and not control_of(b)):
@@ -135,11 +136,18 @@ def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
             before.append(b)
 
 
+def _answers(evaluation: StoredEvaluation) -> Path | None:
+    return evaluation.predictions or evaluation.likelihoods
+
+
 def _paired(
     name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRun]
 ) -> Iterator[PairedRow]:
+    first, second = _answers(a.evaluations[name]), _answers(b.evaluations[name])
+    if first is None or second is None:
+        return
     try:
-        metrics = paired_metrics(a.evaluations[name].answers, b.evaluations[name].answers)
+        metrics = paired_metrics(first, second)
     except StepJepaError as error:
         yield PairedRow([name, a.label, b.label], why_not=str(error))
         return
@@ -148,7 +156,8 @@ def _paired(
         if paired.counts is not None:
             cells += [f"{mcnemar_p(*paired.counts[1:3]):.3g}", *map(str, paired.counts)]
         headline = ""
-        if paired is metrics[0] or paired.metric == NLL:
+        # A stale evaluation stays in the table but supports no conclusion.
+        if not a.evaluations[name].stale and (paired is metrics[0] or paired.metric == NLL):
             headline = _headline(
                 name, paired, a, b, cells, any(control_of(run) == "shuffled" for run in runs)
             )
@@ -165,7 +174,9 @@ def _headline(
     cells: Sequence[str],
     controlled: bool,
 ) -> str:
-    value = " ".join(cells[:2]).strip()
+    value, interval = cells[:2]
+    if interval:
+        value += f" ({interval[1:-1].replace(', ', ' to ')})"
     difference = f"{b.label} - {a.label}: {value}, 95 % interval; {paired.metric} of {paired.n} questions ({name})\n"
     if control_of(b):
         return f"{difference}{b.label} is a control: only what a run gains over it can come from its pairs."
@@ -190,7 +201,10 @@ def difference_cells(paired: PairedMetric) -> tuple[str, str]:
     value, low, high = paired.difference
     if value is None:
         return "-", ""
-    return f"{scale * value:{form}}{unit}", _brackets(low, high, form, scale)
+    interval = (
+        "" if low is None or high is None else f"[{scale * low:{form}}, {scale * high:{form}}]"
+    )
+    return f"{scale * value:{form}}{unit}", interval
 
 
 # Answers side by side

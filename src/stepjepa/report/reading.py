@@ -11,16 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from stepjepa.config.yaml_file import parse_tree
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import NLL
 from stepjepa.study.folder import STATE
 from stepjepa.study.results import table_cells, table_title
-from stepjepa.training.run_folder import METRICS, RECORD, RunFolder
+from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import digest, model_parts, parse_object
 from stepjepa.utils.text import labels_of
 
-_RUN_FILES = (RECORD, METRICS, "data_report.json", "trainer_state.json")
+_RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
 T = TypeVar("T")
 
 
@@ -44,10 +45,12 @@ class Reader:
 
     Attributes:
         problems: a sentence for every file that exists but cannot be used.
+        stale: a sentence for every evaluation of another model than the present one.
     """
 
     def __init__(self) -> None:
         self.problems: list[str] = []
+        self.stale: list[str] = []
 
     def read(self, path: Path, parse: Callable[[bytes], T]) -> T | None:
         """The parsed content of a file; None if it does not exist or cannot be parsed."""
@@ -72,12 +75,14 @@ class StoredEvaluation:
     Attributes:
         result: content of ``metrics.json``.
         predictions: the file of answers; None if there is none.
-        answers: the same file, or else that of the reference answers' likelihoods.
+        likelihoods: the file of the reference answers' likelihoods; None if there is none.
+        stale: whether the model in the folder has changed since.
     """
 
-    result: dict[str, Any]
-    predictions: Path | None
-    answers: Path
+    result: dict[str, Any] = field(default_factory=dict)
+    predictions: Path | None = None
+    likelihoods: Path | None = None
+    stale: bool = False
 
 
 @dataclass
@@ -87,10 +92,12 @@ class ReportedRun:
     Attributes:
         label: name of the run on the page.
         record: content of ``run.json``.
-        settings: the options of the training, of ``run.json``.
+        settings: those of ``resolved.yaml``, overridden by those of ``run.json``, which training resolved from them.
         data: lines of the data reports, as training printed them.
+        metrics: last values, of ``metrics.json``.
         history: the Trainer's log, of a checkpoint if the run is unfinished.
         evaluations: by their names on the page.
+        trained: for a run of a study, the record of its training.
         scored: for a run of a study, whether the test split was scored.
     """
 
@@ -99,9 +106,11 @@ class ReportedRun:
     record: dict[str, Any] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     data: list[str] = field(default_factory=list)
+    metrics: dict[str, Any] = field(default_factory=dict)
     history: list[dict[str, Any]] = field(default_factory=list)
     unfinished: bool = True
     evaluations: dict[str, StoredEvaluation] = field(default_factory=dict)
+    trained: dict[str, Any] = field(default_factory=dict)
     scored: bool = False
 
     @property
@@ -170,26 +179,34 @@ def read_folders(names: Sequence[Path]) -> Found:
 
 
 def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
-    ended, record = reader.object(folder / METRICS), reader.object(folder / RECORD)
+    ended, record = reader.object(folder / METRICS), reader.object(folder / "run.json")
     history = _log(ended) if RunFolder(folder).ended else []
     unfinished = not history
     if unfinished:
         # The newest log with an entry.
         for state in [folder / "trainer_state.json", *_checkpoint_logs(folder)]:
             history = history or _log(reader.object(state))
+    resolved = reader.read(folder / "resolved.yaml", _options) or {}
     return ReportedRun(
         label,
         folder,
         record,
-        settings=table(record, "settings"),
+        settings={**resolved, **table(record, "settings")},
         data=reader.read(
             folder / "data_report.json", lambda content: data_lines(parse_object(content))
         )
         or [],
+        metrics=table(ended, "metrics"),
         history=history,
         unfinished=unfinished,
         evaluations=dict(_evaluations(folder, reader)),
     )
+
+
+def _options(content: bytes) -> dict[str, Any]:
+    """The values in a YAML file of options."""
+    tree = parse_tree(content.decode("utf-8-sig"), "resolved.yaml")
+    return {name: node.value for name, node in tree.mapping("options").items()}
 
 
 def data_lines(reports: Mapping[str, Any]) -> list[str]:
@@ -223,19 +240,23 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
             continue
         other_model = _other_model(folder, result)
         if other_model:
-            remedy = "evaluate the present one again"
-            reader.problems.append(f"{path}: is of {other_model}, and is left out; {remedy}")
-            continue
-        predictions = path / "predictions.jsonl"
-        if predictions.is_file():
-            yield name, StoredEvaluation(result, predictions, predictions)
-        else:
-            yield name, StoredEvaluation(result, None, path / f"{NLL}.jsonl")
+            reader.stale.append(f"{path}: is of {other_model}; evaluate the present one again")
+            name = f"{name} (stale)"
+        evaluation = StoredEvaluation(result, stale=bool(other_model))
+        if (path / "predictions.jsonl").is_file():
+            evaluation.predictions = path / "predictions.jsonl"
+        if (path / f"{NLL}.jsonl").is_file():
+            evaluation.likelihoods = path / f"{NLL}.jsonl"
+        yield name, evaluation
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
     """The model that a result belongs to, if it is not the one in `folder`; empty if it is."""
-    if (folder / RECORD).is_file() and (folder / METRICS).is_file() and not RunFolder(folder).ended:
+    if (
+        (folder / "run.json").is_file()
+        and (folder / METRICS).is_file()
+        and not RunFolder(folder).ended
+    ):
         return "the model before this run went on"
     recorded = result.get("model_folder")
     if recorded is None or not any(folder.glob("*.safetensors")):
@@ -270,11 +291,15 @@ def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
         else:
             verdicts.append(line)
     tables = {table_title(record): table_cells(record) for record in result["tables"]}
+    missing = [f"{run['run']}: {run['error'] or run['status']}" for run in result["missing"]]
     study.title = str(result.get("title", ""))
     study.verdicts = verdicts
     study.tables = tables
-    for key in ("choices", "missing_lines", "notes"):
-        study.notes += map(str, result.get(key, ()))
+    study.notes = [
+        *map(str, result.get("choices", ())),
+        *missing,
+        *map(str, result.get("notes", ())),
+    ]
 
 
 def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
@@ -284,10 +309,11 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         model = path / "model"
         run = _run(label, model, reader) if model.is_dir() else ReportedRun(label, model)
         run.evaluations |= dict(_evaluations(path, reader))
+        run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()
         # A run from a file of records has no log; its record holds the curves.
         if not run.history:
-            trained = reader.object(path / "trained.json")
-            entries = [*trained.get("losses", ()), *trained.get("history", ())]
-            run.history = _log({"log_history": entries})
+            losses = run.trained.get("losses", [])
+            evaluations = run.trained.get("history", [])
+            run.history = _log({"log_history": [*losses, *evaluations]})
         yield run

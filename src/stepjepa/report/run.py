@@ -6,8 +6,9 @@ script inserts them as text. The Content-Security-Policy forbids all connections
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,11 +22,19 @@ from stepjepa.config.spellings import by_our_names
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
-from stepjepa.report.charts import FRAME, make_charts, quantities
+from stepjepa.modeling.card import collapse_words, logged_collapse
+from stepjepa.report.charts import (
+    FRAME,
+    PointsOf,
+    history_points,
+    make_charts,
+    mean_points,
+    quantities,
+)
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
-from stepjepa.utils.text import counted
+from stepjepa.utils.text import clock, counted, scaled, written
 from stepjepa.version import __version__
 
 if TYPE_CHECKING:
@@ -35,6 +44,8 @@ if TYPE_CHECKING:
 
 # More lines in a chart cannot be told from each other.
 _MOST_ARMS = 8
+# Diagnostics of collapse in a log.
+_SIGNS = ("target_std", "effective_rank", "num_pairs")
 _VERSIONS = (
     "stepjepa",
     "torch",
@@ -86,16 +97,21 @@ class ReportResult:
         path: the page.
         bytes: its size.
         answer: the first paragraphs of the page, which state the conclusion.
-        problems: a sentence for each file that could not be used, and each evaluation of another model than the present one.
+        problems: a sentence for each file that could not be used.
+        stale: a sentence for each evaluation of another model than the present one.
     """
 
     path: Path
     bytes: int
     answer: list[str]
     problems: list[str]
+    stale: list[str]
 
     def __str__(self) -> str:
-        lines = [f"left out {problem}" for problem in self.problems]
+        lines = [
+            *(f"left out {problem}" for problem in self.problems),
+            *(f"stale    {sentence}" for sentence in self.stale),
+        ]
         return "\n".join([*lines, f"written: {self.path} ({self.bytes / 1e6:.2f} MB)"])
 
 
@@ -127,7 +143,7 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
     reported = read_folders(folders)
     page, answer = report_page(reported, asked.max_predictions)
     write_page(page, output)
-    return ReportResult(output, len(page), answer, reported.reader.problems)
+    return ReportResult(output, len(page), answer, reported.reader.problems, reported.reader.stale)
 
 
 # The page
@@ -159,10 +175,10 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
     """The HTML of the page, in ASCII, and the paragraphs that state the conclusion."""
     runs, study, reader = reported.runs, reported.study, reported.reader
     overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
-    logs = {}
+    curves: list[tuple[str, PointsOf]] = []
     for name, group in list(overview.groups.items())[:_MOST_ARMS]:
-        logs[name] = [run.history for run in group]
-    drawn = list(make_charts(logs, quantities(runs)))
+        curves.append((name, partial(mean_points, [run.history for run in group])))
+    drawn = list(make_charts(curves, quantities(runs)))
     paired = list(paired_rows(overview.shown))
     answer = [row.headline for row in paired if row.headline]
     if study is not None and (len(overview.seeds) > 1 or not answer):
@@ -183,9 +199,11 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
         answer=answer,
         accuracy=list(accuracy_rows(overview.shown)),
         paired=paired,
+        signs=list(_collapse(overview.groups)),
         charts=drawn,
         predictions=predictions,
         settings=settings_rows(list(overview.columns.values())),
+        cost=[_cost(run) for run in runs if run.history or run.trained],
         frame=FRAME,
         version=__version__,
         zip=zip,
@@ -249,6 +267,38 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         counts=f"{scored} of {counted(len(runs), 'run')} scored",
         seeds=seeds,
     )
+
+
+def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, list[str], bool]]:
+    """For every line of the charts with logged targets: name, verdict, diagnostics of the last log entry, and whether they
+    mean collapse."""
+    for name, (run, *_) in groups.items():
+        last = {}
+        for key in _SIGNS:
+            points = history_points(run.history, key)
+            if points:
+                last[key] = points[-1][1]
+        if "effective_rank" not in last and "target_std" not in last:
+            continue
+        if control_of(run) == "random":
+            yield name, f"one vector by design (--{_NAME.control} random)", [], False
+            continue
+        texts, low = logged_collapse(last)
+        yield name, collapse_words(low, bool(texts)), texts, low
+
+
+def _cost(run: ReportedRun) -> list[str]:
+    """The row of a run: name, steps, training time, examples per second, FLOPs."""
+    steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
+    seconds = number(run.metrics, "train_runtime") or number(run.trained, "train_seconds")
+    flops = number(run.metrics, "total_flos") or number(run.trained, "flops")
+    return [
+        run.label,
+        f"{max(steps):,.0f}" if steps else "-",
+        "-" if seconds is None else clock(seconds),
+        written(number(run.metrics, "train_samples_per_second"), ".3g"),
+        scaled(flops),
+    ]
 
 
 class Row(NamedTuple):
