@@ -180,7 +180,7 @@ def test_a_lack_of_memory_does_not_speak_of_folders(tmp_path, tokenizer, monkeyp
     def fails(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
-    LlamaConfig().save_pretrained(tmp_path)
+    transformers.LlamaConfig().save_pretrained(tmp_path)
     monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", fails)
     with pytest.raises(RunError, match="out of memory while the model was loaded") as refused:
         load_model(str(tmp_path), tokenizer)

@@ -10,6 +10,7 @@ from stepjepa.analysis import geometry
 from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryNumbers
 from stepjepa.analysis.prediction import PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike
+from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
 _FEW = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
@@ -139,10 +140,7 @@ class GeometryComparison:
             advice = advice or collapse
             warning = "Warning: " if collapse else ""
             colon = ":" if model.collapse else ""
-            words = (
-                "signs, but no collapse by themselves" if model.collapse else "no sign of collapse"
-            )
-            yield f"{warning}{label} shows {'collapse' if collapse else words}{colon}"
+            yield f"{warning}{label} shows {collapse_words(collapse, bool(model.collapse))}{colon}"
             for sign in model.collapse:
                 yield f"  {sign.text}"
         if advice:

@@ -164,7 +164,7 @@ def _markdown(value: object) -> str:
     return re.sub(r"([\\`*_\[\]<>|&#~$])", r"\\\1", escaped(str(value)))
 
 
-# The definition of collapse for the training log, the card and `stepjepa analyze`. The states of plain language
+# The definition of collapse for the training log, the card, `stepjepa analyze` and the report. The states of plain language
 # models form a cone: two unrelated views have a cosine of .76 to .96, and the effective rank is well above 1. Collapsed
 # models reach a cosine of .995 and rank 1.0.
 
@@ -206,3 +206,10 @@ def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
             f"{last['target_std']:.3f} (from {CONE_COSINE}; plain models .76 to .96)"
         )
     return texts, low
+
+
+def collapse_words(collapse: bool, signs: bool) -> str:
+    """The verdict on signs of collapse, in the words that `stepjepa analyze` and the report share."""
+    if collapse:
+        return "collapse"
+    return "signs, but no collapse by themselves" if signs else "no sign of collapse"
