@@ -219,6 +219,18 @@ def test_what_the_prompt_has_in_another_form():
     assert report.prompts.opened == 2 and report.prompts.answers == 4
 
 
+def test_a_later_system_message_that_the_template_moves_to_the_top():
+    """It has no span of its own; the messages after it keep theirs, and what a row switches off is not labelled."""
+    later = {"role": "system", "content": "Use words."}
+    chat = [{**user(QUESTION), "train": False}, answer(ANSWER), later, user("And in Rome?"), answer("No.")]
+    example, tokenizer, _ = encoded("deepseekv3", chat, labels="all")
+    labelled = "".join(texts(tokenizer, example, example.labels))
+    assert QUESTION not in labelled and "And in Rome?" in labelled and ANSWER in labelled
+    # A template that drops it would train on a chat that the row does not have.
+    with pytest.raises(DataError, match=r"message 3 \(system\) cannot be located.*'Use words.' is missing"):
+        encoded("qwen3_vl", chat)
+
+
 TRAINING = [name for name in templates() if name.endswith("_training") and "tool_calls" in templates()[name]]
 # One of every family; the others differ from these in their words.
 QUICK = {f"{name}_training" for name in "qwen2_5 qwen3 gptoss glm4moe nemotron_3_nano deepseekv3 lfm2_v2".split()}

@@ -34,6 +34,7 @@ from stepjepa.data.columns import (
     history_of,
     listed_columns,
     parsed,
+    refuse_half_characters,
     squad_answer,
     switched_on,
     system_of,
@@ -42,7 +43,6 @@ from stepjepa.data.columns import (
 )
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.errors import RowError
-from stepjepa.utils.text import lone_surrogate
 
 _NAME = Names(ColumnOptions)
 ROLES = ("system", "user", "assistant")
@@ -203,7 +203,7 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
             raise RowError(
                 "content_not_text", f"{where} has content of type {kind}; it must be text"
             )
-        _refuse_half_characters(content, where)
+        refuse_half_characters(content, where)
         # Further keys are set only if needed: a chat with only roles and contents takes the renderer's fast path.
         turn: dict[str, Any] = {"role": role, "content": content}
         thinking = _reasoning(message, where) if role == "assistant" else ""
@@ -228,7 +228,7 @@ def _reasoning(message: Mapping[str, Any], where: str) -> str:
     """The thinking next to the content of an assistant message; empty without any."""
     values = (message.get(key) for key in REASONING_KEYS)
     thinking = next((text for text in values if isinstance(text, str) and text.strip()), "")
-    _refuse_half_characters(thinking, where)
+    refuse_half_characters(thinking, where)
     return thinking
 
 
@@ -246,7 +246,7 @@ def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
             "bad_tool_call", f"{where} has tool calls that are no list; give {_CALL_FORM}"
         )
     checked = [_tool_call(call, where) for call in calls]
-    _refuse_half_characters(json.dumps(checked, ensure_ascii=False, default=str), where)
+    refuse_half_characters(json.dumps(checked, ensure_ascii=False, default=str), where)
     return checked
 
 
@@ -278,16 +278,6 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": without_nulls(arguments)},
     }
-
-
-def _refuse_half_characters(text: str, where: str) -> None:
-    """RowError for a text with a lone surrogate, which no tokenizer can encode."""
-    half = None if text.isascii() else lone_surrogate(text)
-    if half is not None:
-        raise RowError(
-            "broken_text",
-            f"{where} holds {half} without its other half, which is no character; remove it",
-        )
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], where: str) -> Any:

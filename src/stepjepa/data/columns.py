@@ -121,6 +121,16 @@ def absent(row: Mapping[str, object], name: str) -> str:
     )
 
 
+def refuse_half_characters(text: str, where: str) -> None:
+    """RowError for a text with a lone surrogate, which no tokenizer can encode."""
+    half = lone_surrogate(text)
+    if half is not None:
+        raise RowError(
+            "broken_text",
+            f"{where} holds {half} without its other half, which is no character; remove it",
+        )
+
+
 def is_stream(row: object) -> bool:
     """Whether a row is plain text or token ids, without a chat's columns."""
     if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_WORDS):

@@ -32,7 +32,7 @@ from stepjepa.data.columns import (
 )
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import DataOptions, ReadingOptions
-from stepjepa.data.rendered import MessageSpan, RenderedChat
+from stepjepa.data.rendered import MessageSpan, RenderedChat, shown_messages
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of
@@ -229,11 +229,12 @@ class CheckedChat(NamedTuple):
     @property
     def context_spans(self) -> list[MessageSpan]:
         """The spans of messages that are not trained, including tool results."""
-        shown = self.shown.spans
-        # A system message that the template does not show has no span. It comes first, so it is left out in front.
-        messages = self.messages[-len(shown) :]
-        pairs = zip(shown, messages, strict=True)
-        return [span for span, message in pairs if span.role == TOOL or not is_trained(message)]
+        pairs = shown_messages(self.messages, self.shown.spans)
+        return [
+            span
+            for index, span in pairs
+            if span.role == TOOL or not is_trained(self.messages[index])
+        ]
 
     @property
     def step_spans(self) -> list[list[CharSpan]] | None:

@@ -27,6 +27,7 @@ from stepjepa.data.columns import (
     column_value,
     form_of,
     listed_columns,
+    refuse_half_characters,
 )
 from stepjepa.data.options import (
     PUBLISHED_LENGTH,
@@ -39,7 +40,7 @@ from stepjepa.data.options import (
 from stepjepa.data.options import text_of as cell_text
 from stepjepa.data.steps import StepSplitter, make_splitter
 from stepjepa.errors import DataError, RowError, attempted
-from stepjepa.utils.text import counted, lone_surrogate
+from stepjepa.utils.text import counted
 
 _NAME = Names(PrepareOptions)
 # Characters. A longer text is no answer, and splitting it into steps would take minutes.
@@ -285,11 +286,7 @@ class Converter:
             "messages": messages,
         }
         line = json.dumps(prepared, ensure_ascii=False)
-        half = lone_surrogate(line)
-        if half is not None:
-            raise RowError(
-                "broken_text", f"a text holds {half} without its other half, which is no character"
-            )
+        refuse_half_characters(line, "a text")
         data = f"{line.translate(_LINE_ENDS)}\n".encode()
         return Kept(data, question_key(example.question), len(steps))
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
 from typing import Any, NamedTuple
 
@@ -114,12 +115,27 @@ def switch_words(kwargs: Mapping[str, Any]) -> str:
     return f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
 
 
+def shown_messages(
+    messages: Sequence[Mapping[str, Any]], spans: Sequence[MessageSpan]
+) -> Iterator[tuple[int, MessageSpan]]:
+    """The index of each message that the template shows in its place, and its span.
+
+    Args:
+        messages: all messages; a system message may have no span.
+        spans: those of `RenderedChat.spans`.
+    """
+    remaining = deque(spans)
+    for index, message in enumerate(messages):
+        if remaining and remaining[0].role == message["role"]:
+            yield index, remaining.popleft()
+
+
 class RenderedChat(NamedTuple):
     """A rendered chat.
 
     Attributes:
         text: the output of the template.
-        spans: one per message, in order; a system message that the template does not show has none.
+        spans: one per message, in order; a system message that the template does not show in its place has none.
         folded_system: whether the system message had to be put into the first user message.
         openings: one per assistant message, in order; None if the template has no generation prompt for it.
         characters_left_out: characters of answers and thinking that are missing in `text`, except white space; `left_out` is

@@ -35,6 +35,7 @@ from stepjepa.data.rendered import (
     left_out,
     opening_of,
     quoted,
+    shown_messages,
     switch_words,
 )
 from stepjepa.errors import ConfigError, RowError, attempted, said
@@ -320,19 +321,14 @@ class ChatRenderer:
         """The opening of each answer, by rendering its generation prompt."""
         openings = list[Opening | None]()
         end = self._tokenizer.eos_token
-        place = last_message = 0
-        for index, message in enumerate(chat):
-            # A system message that the template does not show has no span.
-            if place == len(spans) or spans[place].role != message["role"]:
-                continue
-            span = spans[place]
-            if message["role"] == "assistant":
+        last_message = 0
+        for index, span in shown_messages(chat, spans):
+            if span.role == "assistant":
                 opening = self._opening(text, chat[:index], span.start, last_message)
                 # Generation stops at an EOS, so the model can never write such an opening.
                 if opening is not None and end and end in opening.written:
                     opening = Opening(quoted=opening.quoted, apart=True)
                 openings.append(opening)
-            place += 1
             last_message = span.stop
         return tuple(openings)
 
@@ -454,44 +450,44 @@ class ChatRenderer:
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
         """The slow way, for templates whose text around a message depends on the contents (thinking blocks): render the chat
         again for each message, with a mark in its place."""
-        mark = "@@stepjepa@@"
-        # The mark must not occur in the chat.
-        while any(mark in message["content"] for message in chat):
-            mark = f"@{mark}@"
         spans: list[MessageSpan] = []
         for index, message in enumerate(chat):
-            calls = None
-            if TOOL_CALLS in message:
-                calls = self._calls(text, chat, index, spans[-1].stop if spans else 0)
-            if calls is not None and not message["content"].strip():
+            reached = spans[-1].stop if spans else 0
+            calls = self._calls(text, chat, index, reached) if TOOL_CALLS in message else None
+            marked = [*chat[:index], {**message, "content": _mark(0)}, *chat[index + 1 :]]
+            around = self._try(marked).split(_mark(0))
+            # The template may write only the calls.
+            if calls is not None and (len(around) == 1 or not message["content"].strip()):
                 spans.append(calls)
                 continue
-            marked = [*chat[:index], {**message, "content": mark}, *chat[index + 1 :]]
-            before, *after = self._try(marked).split(mark)
-            located = len(after) == 1 and text.endswith(after[0])
-            if located and not text.startswith(before) and message["role"] == "assistant":
-                # The template writes something before the mark (an empty thinking block) that it does not write before
-                # this answer: then the answer begins at the end of the generation prompt.
-                begins = self._asked(text, chat[:index], message["content"])
-                before, located = text[: begins or 0], begins is not None
-            located = (
-                located and text.startswith(before) and len(before) + len(after[0]) <= len(text)
-            )
-            if located and spans:
-                located = spans[-1].stop <= len(before)
-            end = len(text) - len("".join(after))
+            start, end = self._between(text, chat, index, around) or (-1, -1)
             # Text next to calls must be inside their span: after the results it would look like an answer.
-            if located and calls is not None:
-                located = calls.start <= len(before) and end <= calls.stop
-            if located:
-                spans.append(MessageSpan(message["role"], len(before), end, calls and calls.close))
-            # The template writes only the calls.
-            elif calls is not None and not after:
-                spans.append(calls)
-            # Nothing reads the span of a system message.
-            elif message["role"] != "system":
+            if start >= reached and (calls is None or calls.start <= start and end <= calls.stop):
+                spans.append(MessageSpan(message["role"], start, end, calls and calls.close))
+            # A system message may be written elsewhere (some templates move it to the top). It then has no span, and needs
+            # none. One that the template drops is refused, unless it is the first.
+            elif message["role"] != "system" or (index and len(around) == 1):
                 raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
         return spans
+
+    def _between(
+        self, text: str, chat: Sequence[Mapping[str, str]], index: int, around: Sequence[str]
+    ) -> tuple[int, int] | None:
+        """The place of a message in the text, by the texts before and after a mark in its place; None without one."""
+        if len(around) != 2 or not text.endswith(around[1]):
+            return None
+        start = len(around[0])
+        end = len(text) - len(around[1])
+        if not text.startswith(around[0]):
+            if chat[index]["role"] != "assistant":
+                return None
+            # The template writes something before the mark (an empty thinking block) that it does not write before this
+            # answer: then the answer begins at the end of the generation prompt.
+            asked = self._asked(text, chat[:index], chat[index]["content"])
+            if asked is None:
+                return None
+            start = asked
+        return (start, end) if start <= end else None
 
     def _calls(
         self, text: str, chat: Sequence[Mapping[str, Any]], index: int, last_message: int

@@ -19,11 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.columns import MASKS, LeftOver, left_over
+from stepjepa.data.columns import MASKS, LeftOver, left_over, refuse_half_characters
 from stepjepa.data.tokens import spans_of
 from stepjepa.data.types import NOT_LABELLED, Span
 from stepjepa.errors import RowError
-from stepjepa.utils.text import lone_surrogate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,12 +73,7 @@ def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | Str
         raise RowError(
             "content_not_text", f"'text' has type {type(text).__name__}; it must be text"
         )
-    half = lone_surrogate(text)
-    if half is not None:
-        raise RowError(
-            "broken_text",
-            f"'text' holds {half} without its other half, which is no character; remove it",
-        )
+    refuse_half_characters(text, "'text'")
     if not text.strip():
         raise RowError("nothing_to_learn", "'text' is empty")
     return text
