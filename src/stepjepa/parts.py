@@ -104,7 +104,7 @@ class Encoder:
         for name in by_our_names(options, LoopOptions):
             if name in ONLY_TRAINERS:
                 raise ConfigError(
-                    f"{name} is for JEPATrainer, and a loop of your own decides it; leave it out"
+                    f"{name} is for JEPATrainer, and your own loop decides it; leave it out"
                 )
         self.options = checked_options(LoopOptions, options)
         self.tokenizer = chat_tokenizer(tokenizer, self.options)

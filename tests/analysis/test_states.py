@@ -159,7 +159,7 @@ def test_layers_without_a_known_name(bpe_tokenizer):
         word_embed_proj_dim=16, max_position_embeddings=64,
     )  # fmt: skip
     opt = OPTForCausalLM(config).eval()
-    with pytest.raises(ConfigError, match="OPTForCausalLM: its layers have no name that is known; .*--layers -1"):
+    with pytest.raises(ConfigError, match="OPTForCausalLM: its layers have no known name; .*--layers -1"):
         layers_of(opt)
     assert collect_states(opt, "m", read(bpe_tokenizer, CHATS), layers=[FINAL]).source.shape == (1, 3, 16)
 
@@ -169,7 +169,7 @@ def test_states_that_are_not_finite_and_too_few_pairs(model, bpe_tokenizer):
         final_norm(model).weight[0] = float("nan")
     with pytest.raises(DataError, match="m: some states are not finite; its weights are broken"):
         collect_states(model, "m", read(bpe_tokenizer, CHATS))
-    with pytest.raises(DataError, match="1 pairs for llm_jepa, and two are needed"):
+    with pytest.raises(DataError, match="1 pairs for llm_jepa; at least two are needed"):
         read(bpe_tokenizer, CHATS[:1])
     with pytest.raises(DataError, match="0 pairs for step_jepa.* 3 the answer has fewer than two steps"):
         read(bpe_tokenizer, CHATS, "step_jepa")
@@ -234,9 +234,7 @@ def test_each_horizon_is_read_with_its_own_predictors_and_head(tmp_path, bpe_tok
         assert torch.equal(found.model.jepa.predictors.weight, rows_GKD[groups].flatten(0, 1))
         for network, group in zip(found.model.jepa.head.layers, groups, strict=True):
             assert torch.equal(network[0].weight, saved[f"head.layers.{group}.0.weight"])
-    with pytest.raises(
-        ConfigError, match="predictors of its own for each of the horizons 3, 1; give one with --horizon"
-    ):
+    with pytest.raises(ConfigError, match="separate predictors for the horizons 3, 1; give one with --horizon"):
         loaded(step_pairs="plan", horizon=2)
 
     shared = {

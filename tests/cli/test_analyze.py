@@ -147,9 +147,7 @@ def test_nothing_is_lost(analyze, file, runs, tmp_path):
     analyze(*words)
     (tmp_path / "o" / "own.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()}
-    assert "is there already; give another folder, or replace it with --overwrite_output_dir" in analyze(
-        *words, status=2
-    )
+    assert "exists already; give another folder, or replace it with --overwrite_output_dir" in analyze(*words, status=2)
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text((runs / "b" / "config.json").read_text())
@@ -247,6 +245,6 @@ def test_a_runs_folder_is_no_place_for_an_analysis(analyze, file, runs, tmp_path
     run = trained_as(tmp_path / "run", runs / "a", objective="regular")
     before = sorted(path.name for path in run.iterdir())
     error = analyze(file, "--models", run, "--layers", -1, "--output_dir", run, status=2)
-    assert "holds a run or a model, which the analysis would seem to change; give another folder, such as" in error
+    assert "holds a run or a model, which an analysis must not change; give another folder, such as" in error
     assert sorted(path.name for path in run.iterdir()) == before
     analyze(file, "--models", run, "--layers", -1, "--output_dir", run / "analysis")

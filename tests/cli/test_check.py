@@ -48,7 +48,7 @@ def test_what_a_model_will_see(tmp_path, capsys):
         "skipped 1: the prompt alone fills max_length (first: ",
         "end of turn: <|end|>",
         "1 of 4 rows (25.0 %) are cut or skipped at max_length 40",
-        f"1 of 1 row (100.0 %) of {held_out} ask what a row of the training file asks",
+        f"1 of 1 row (100.0 %) of {held_out} repeat questions of the training file",
     ):
         assert part in said
     record = json.loads(printed(capsys, [*words, "--json"]))

@@ -26,7 +26,7 @@ def test_demo(tmp_path, capsys, monkeypatch):
         "target_rank",
         "step_jepa - regular: +0.0 points (",
         "Whether the training of step_jepa helps is not established: one seed of each",
-        f"all of it on a page: {out / 'report.html'}",
+        f"the report: {out / 'report.html'}",
     ):
         assert words in printed
     runs = {arm: out / "runs" / arm / "seed-3" for arm in ("regular", "step_jepa")}

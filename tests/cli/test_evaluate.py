@@ -214,7 +214,7 @@ def test_interrupted_and_resumed(evaluate, tmp_path, monkeypatch):
         return generate_batch(*args, **kwargs)
 
     monkeypatch.setattr(local, "generate_batch", counted)
-    assert "what is done is kept; the same command resumes" in evaluate("run", *flags, output="out", status=130)
+    assert "completed work is kept; the same command resumes" in evaluate("run", *flags, output="out", status=130)
     monkeypatch.setattr(local, "generate_batch", generate_batch)
     evaluate("run", *flags, output="out")
     evaluate("run", *flags, "--seed", "1", output="other")

@@ -20,7 +20,7 @@ def test_what_it_says(tmp_path, monkeypatch, capsys):
         "  Rows: 3 read, 2 kept, 1 skipped",
         "    skipped 1: broken json (first: raw.jsonl line 2: broken JSON (Expecting property name enclosed in double "
         "quotes at character 2); one JSON object per line is expected)",
-        "  Steps a row: 2 in 2",
+        "  Steps per row: 2 in 2",
         "  out/train.jsonl: 2 rows",
         "Next: stepjepa train --train_file out/train.jsonl --model_name mini --step_jepa --output_dir runs/train",
     ]

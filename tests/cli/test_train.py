@@ -151,7 +151,7 @@ NOTES = [
 ]
 NOTES += [
     ("--step_jepa --lbd 0", ["--lbd 0: no pair is made, and the run trains exactly like objective regular"]),
-    ("--step_jepa --jepa_ratio 0", ["--jepa_ratio 0: no example keeps its pairs, so the LM loss alone is trained"]),
+    ("--step_jepa --jepa_ratio 0", ["--jepa_ratio 0: no example keeps its pairs, so only the LM loss is trained"]),
     ("--step_jepa --jepa_ratio 0.5", []),
 ]
 

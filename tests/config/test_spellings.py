@@ -252,4 +252,4 @@ def test_values_that_left_are_answered_with_what_replaces_them_as_a_flag_and_fro
             ):
                 with pytest.raises(ConfigError) as caught:
                     way()
-                assert f"{value} is gone; {instead}" in str(caught.value) and "\n" not in str(caught.value)
+                assert f"{value} was removed; {instead}" in str(caught.value) and "\n" not in str(caught.value)

@@ -127,7 +127,7 @@ def test_a_missing_file(tmp_path, monkeypatch):
     assert message("--config", "run.yml") == "run.yml: no such file; --config takes the path of a YAML file"
     assert message("--config", ".").startswith(".: cannot be read as a UTF-8 text file (")
     for argv in (["--config"], ["--config", "a", "b"], ["--config", "a", "--config", "b"]):
-        assert message(*argv) == "--config takes the path of one YAML file, and is given once"
+        assert message(*argv) == "--config takes the path of one YAML file, and may be given only once"
 
 
 def test_flags_win_over_the_file_wherever_they_stand(write):

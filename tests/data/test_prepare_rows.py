@@ -100,7 +100,7 @@ def test_not_recognised(raw, changes, words):
 @pytest.mark.parametrize(
     ("response", "row", "reason", "words"),
     [
-        (None, 3, "not_an_object", "the row is a int"),
+        (None, 3, "not_an_object", "the row has type int"),
         (None, {"question": "q"}, "no_known_columns", "columns found: question; expected"),
         (None, {"question": None, "answer": "#### 1"}, "content_not_text", "message 1 (user) has content of type None"),
         (None, {"question": " \n", "answer": "#### 1"}, "empty_text", "the question is empty"),

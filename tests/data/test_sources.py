@@ -248,7 +248,7 @@ def test_an_endless_line_is_refused_before_it_is_read(tmp_path):
         list(RowSource(file))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert str(caught.value) == f"{file} line 2: the line has more than 64 MiB; one row a line is expected"
+    assert str(caught.value) == f"{file} line 2: the line has more than 64 MiB; one row per line is expected"
     assert peak < 3 * 64 * 2**20
 
 

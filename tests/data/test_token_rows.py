@@ -56,7 +56,7 @@ def test_the_first_token_is_never_predicted(bpe_tokenizer):
         ({"completion_mask": [0, 1]}, "'completion_mask' has 2 entries for 6"),
         ({"labels": [-100, -100, 10**6, 14, 15, 16]}, "'labels' holds 1000000; -100 to"),
         ({"loss_mask": [0, 0, 2, 1, 1, 1]}, "'loss_mask' holds 2; 0 to 1 are known"),
-        ({"loss_mask": "111111"}, "'loss_mask' is no list of whole numbers"),
+        ({"loss_mask": "111111"}, "'loss_mask' is not a list of whole numbers"),
         ({"labels": [-100, -100, 13, 14, 15, 16], "loss_mask": [0, 0, 0, 1, 1, 1]}, "label different tokens"),
         ({"attention_mask": [1, 1, 0, 1, 1, 1]}, "takes out all tokens, or some between others"),
         ({"attention_mask": [0, 0, 0, 0, 0, 0]}, "takes out all tokens"),

@@ -96,9 +96,9 @@ def test_arguments_and_results():
         (
             {"tool_calls": "weather(Oslo)"},
             "bad_tool_call",
-            "message 1 (assistant) has tool calls that are no list; give [{",
+            "message 1 (assistant) has tool calls that are not a list; give [{",
         ),
-        ({"tool_calls": {"name": "f"}}, "bad_tool_call", "no list"),
+        ({"tool_calls": {"name": "f"}}, "bad_tool_call", "not a list"),
         ({"tool_calls": ["f"]}, "bad_tool_call", "without a function's name"),
         ({"tool_calls": [{"function": {"name": " ", "arguments": {}}}]}, "bad_tool_call", "without a function's name"),
         (
@@ -106,7 +106,7 @@ def test_arguments_and_results():
             "bad_tool_call",
             "calls f with arguments of type list",
         ),
-        ({"from": "function_call", "value": "<call> f"}, "bad_tool_call", "no list"),
+        ({"from": "function_call", "value": "<call> f"}, "bad_tool_call", "not a list"),
         ({"from": "function_call", "value": None}, "bad_tool_call", "without a function's name"),
         ({"tool_calls": [{"name": "f", "arguments": {"a": "\ud83d"}}]}, "broken_text", "without its other half"),
         ({"role": "critic", "content": ""}, "unknown_role", "known roles: system, user, assistant, tool"),

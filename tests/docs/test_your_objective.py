@@ -68,12 +68,12 @@ def test_from_python_as_on_the_page(trained, folder):
         (["--from_end", "0"], "from_end is 0; it must be at least 1"),
         (["--from_end", "x"], "--from_end: expected a whole number, got 'x'"),
         (["--objective", "conclusion.py:Conclusio"], "conclusion.py has no Conclusio"),
-        (["--objective", "conclusion.py:log_cosh"], "is no class made from stepjepa.objectives.Objective"),
+        (["--objective", "conclusion.py:log_cosh"], "is not a subclass of stepjepa.objectives.Objective"),
         (["--objective", "missing.py:Conclusion"], "missing.py: there is no such file"),
         (["--objective", "broken.py:Conclusion"], "broken.py cannot be loaded (division by zero)"),
         (["--objective", "clash.py:Clash"], "its option 'lbd' is an option already; choose another name"),
         (["--jepa_loss", "conclusion.py:log_sinh"], "conclusion.py has no log_sinh"),
-        (["--jepa_loss", "conclusion.py:ConclusionOptions"], "must return one number a pair"),
+        (["--jepa_loss", "conclusion.py:ConclusionOptions"], "must return one number per pair"),
     ],
 )
 def test_one_line_for_what_cannot_be_used(words, message, folder, capsys):

@@ -34,7 +34,7 @@ KINDS = [
     ("elsewhere", wrong("The regex is [a-z].", "[a-z]", "The regex is [a-z].")),
     ("wrong", wrong("Of 16 eggs 3 are left, minus 180", "18", "3")),
     ("unknown", wrong("x", "x^2", "x^{9^9}", note="not decided within 5 s", undecided="unknown")),
-    ("invalid", wrong("(a", "a", "(a", note="the answer is no regular expression", undecided="invalid")),
+    ("invalid", wrong("(a", "a", "(a", note="the answer is not a regular expression", undecided="invalid")),
     ("wrong", wrong("[a-y]", "[a-z]", "[a-y]")),
 ]
 
@@ -164,12 +164,12 @@ def test_broken_files(tmp_path):
     for text, words in {
         "": "holds no predictions",
         "[]": "holds no predictions",
-        '{"question": "a"}\n': "line 1: is no prediction: it has no text 'generated_response'",
+        '{"question": "a"}\n': "line 1: is not a prediction: it has no text 'generated_response'",
         f'{{{good}, "index": "3"}}\n': "index is '3'",
-        f'[{{{good}, "correct": 1}}]': "row 0: is no prediction: correct is 1",
-        f'[{{{good}, "scores": null}}]': "row 0: is no prediction: scores is None",
+        f'[{{{good}, "correct": 1}}]': "row 0: is not a prediction: correct is 1",
+        f'[{{{good}, "scores": null}}]': "row 0: is not a prediction: scores is None",
         f'[{{{good}, "scores": {{"exact": "1"}}}}]': "scores is {'exact': '1'}",
-        "[1]": "row 0: is no prediction",
+        "[1]": "row 0: is not a prediction",
         "[{": "broken JSON",
         f"{{{good}}}\n": "index 0 has no correct of 0 or 1",
     }.items():

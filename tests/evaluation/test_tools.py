@@ -32,7 +32,7 @@ def test_the_prompt_is_what_the_answer_was_trained_after(name):
 def test_answers_that_are_calls_alone():
     asked = read_questions(RowSource([row(ONE[:2]), row(CHATS["two turns"]), row([*ONE, *ONE[:2]])]), OWN)
     assert asked.rows_skipped == {"no_answer_in_text": 1} and len(asked.questions) == 2
-    assert "the assistant calls tools alone" in asked.first_skipped["no_answer_in_text"]
+    assert "the assistant only calls tools" in asked.first_skipped["no_answer_in_text"]
     assert [one.ground_truth for one in asked.questions] == ["No.", ANSWER]
     assert asked.questions[0].text == "And in Rome?"
     # A message with text next to its call is no answer.

@@ -83,12 +83,12 @@ def options_class(kind=int, **members):
     [
         (object, "Own.Options is not a dataclass"),
         (options_class(weight=3)(), "Own.Options is not a dataclass"),
-        (options_class(), "the options of Own cannot be made of their defaults .*'weight'"),
+        (options_class(), "the options of Own cannot be created from their defaults .*'weight'"),
         (options_class(weight="three"), "weight is 'three'; it must be a whole number"),
         (options_class("Inft", weight=3), "the options of Own cannot be read .*Inft"),
         (
             options_class(weight=3, __post_init__=fails),
-            "the options of Own cannot be made of their defaults .*it breaks",
+            "the options of Own cannot be created from their defaults .*it breaks",
         ),
         (options_class(weight=3, check=fails), "the options of Own are refused by their check.*it breaks"),
     ],

@@ -122,7 +122,7 @@ def test_what_the_template_writes_before_an_answer_is_labelled_and_reported(name
     assert report.prompts.opened == (2 if extra.strip() else 0)
     lines = "\n".join(report.lines())
     assert ("before 2 of 2 answers the template writes text" in lines) is bool(written.strip())
-    assert ("the text before 2 of 2 answers is not what the template asks with" in lines) is bool(extra.strip())
+    assert ("the text before 2 of 2 answers differs from the generation prompt" in lines) is bool(extra.strip())
     if "enable_thinking" in template(name):  # and with the switch that the line names there is nothing to say
         assert """--chat_template_kwargs '{"enable_thinking": false}' puts it into the prompt""" in lines
         _, _, other = report_of(name, rows, kwargs={"enable_thinking": False})
@@ -252,7 +252,7 @@ def test_answers_of_earlier_turns_that_are_context_are_not_warned_about():
     rows = [{"messages": CHATS["two turns"]}]
     _, _, report = report_of("qwen3_5_think", rows)
     assert (report.prompts.opened, report.prompts.answers, dict(report.prompts.endings)) == (1, 2, {"": 1})
-    (line,) = [line for line in report.lines() if "not what the template asks with" in line]
+    (line,) = [line for line in report.lines() if "differs from the generation prompt" in line]
     assert line.endswith(": --train_on last trains only the last answers")
     _, _, report = report_of("qwen3_5_think", rows, train_on="last")
     assert report.prompts.answers == 1 and not report.prompts.warnings()

@@ -149,7 +149,7 @@ def test_a_model_whose_writing_was_cut_off_is_not_evaluated(ended, tmp_path, cap
     (out / ".export").mkdir()
     assert main(words) == 2
     line = one_line(capsys.readouterr().err, "evaluate")
-    assert "its writing was cut off" in line and "--resume_from_checkpoint true" in line
+    assert "writing it was interrupted" in line and "--resume_from_checkpoint true" in line
 
 
 def test_the_checkpoint_of_another_run_does_not_open_a_folder(ended, tmp_path, capsys):

@@ -188,7 +188,7 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
     assert report["pairs"] == 2 + 10 * 2
     assert "steps: the rows' own in 2, found by --step_splitter separator in 10" in said
-    assert "own steps not taken in 1 row: the steps in the row are not in its answer (first: " in said
+    assert "own steps not used in 1 row: the steps in the row are not in its answer (first: " in said
     said = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", "1")
     assert "steps: found by --step_splitter separator" in said and "line 2: step 2 of 2 is not in" in said
     # Who names a splitter, or requires the column, gets that.

@@ -86,7 +86,7 @@ def test_predictors_that_would_not_learn_are_refused(patch, tmp_path, tokenizer)
     def trainer(**options):
         return trainer_for(tmp_path, tokenizer, peft=lora_config(4), model=loaded(tokenizer), **{**PAIRS, **options})
 
-    with pytest.raises(ConfigError, match="cuts off its embeddings, .*; use predictors=0") as refused:
+    with pytest.raises(ConfigError, match="detaches its embeddings, .*; use predictors=0") as refused:
         trainer()
     assert "\n" not in str(refused.value)
     assert trainer(predictors=0).train().global_step == 2

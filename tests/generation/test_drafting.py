@@ -162,13 +162,13 @@ def test_the_solutions_are_those_of_plain_greedy_decoding(home, tmp_path, capsys
 def test_refusals(evaluate, home, tmp_path, capsys):
     drafting = ("--draft_tokens", 2)
     for flags in (("--temperature", 0.5), ("--backend", "vllm")):
-        assert "--draft_tokens drafts greedy answers of transformers alone" in evaluate(
+        assert "--draft_tokens drafts only greedy answers with transformers" in evaluate(
             "next_latent", "out", *drafting, *flags, status=2
         )
     words = ["generate", home / "test.jsonl", "--model_name", "x", "--output_file", tmp_path / "x.jsonl", *drafting]
     server = ["--backend", "openai", "--base_url", "http://localhost:1/v1", "--temperature", 0, "--attempts", 1]
     for flags in ([], server):
-        assert "greedy answers of transformers alone" in one_line(printed(capsys, [*words, *flags], 2), "generate")
+        assert "only greedy answers with transformers" in one_line(printed(capsys, [*words, *flags], 2), "generate")
     harness = printed(capsys, ["evaluate", home / "next_latent", "--harness", "mmlu", *drafting], 2)
     assert "leave --draft_tokens out" in one_line(harness, "evaluate")
     exported = tmp_path / "exported"
@@ -179,5 +179,5 @@ def test_refusals(evaluate, home, tmp_path, capsys):
     # Heads of another run.
     heads = (home / "multi_token" / "predictors.safetensors").read_bytes()
     (exported / "predictors.safetensors").write_bytes(heads)
-    assert "are no predictors of this model" in evaluate(exported, "out", *drafting, status=2)
+    assert "are not predictors of this model" in evaluate(exported, "out", *drafting, status=2)
     assert "it must be at least 1" in evaluate("next_latent", "out", "--draft_tokens", 0, status=2)

@@ -247,7 +247,7 @@ def test_what_does_not_pass_ends_the_run(reply, expected, server, data, tmp_path
         return
     server.script = lambda body, count: reply if number_in(body) >= 4 else solution(body)
     assert main(words(server, data, out, *flags, "--seed", "1")) == 2
-    assert "what is done is kept" in one_line(capsys.readouterr().err, "generate")
+    assert "completed work is kept" in one_line(capsys.readouterr().err, "generate")
     kept = stored(tmp_path / "out.partial")
     assert {row for row, _ in kept} >= {1, 2, 3} and len(kept) <= 4
     server.script, server.bodies[:] = lambda body, count: solution(body), []
@@ -295,7 +295,7 @@ def test_killed_and_resumed_equals_uninterrupted(server, data, tmp_path, capsys)
     terminate.start()
     assert main(again) == 143
     terminate.join()
-    assert "what is done is kept; the same command resumes from there" in capsys.readouterr().err
+    assert "completed work is kept; the same command resumes from there" in capsys.readouterr().err
     first = stored(log)
     server.script = only(8)
     with subprocess.Popen([sys.executable, "-m", "stepjepa", *again], stderr=subprocess.PIPE) as process:
@@ -327,7 +327,7 @@ NOWHERE = "http://127.0.0.1:9/v1"
     ("text", "flags", "said"),
     [
         ('{"q": 1}\n', "", "none of 1 rows can be asked"),
-        (ROW, "--temperature 0", "every attempt would say the same"),
+        (ROW, "--temperature 0", "every attempt would give the same response"),
         (ROW, "--prompt_template Solve", "it must hold {question}"),
         (ROW, "--output_file out.json", "must end in .jsonl"),
         (ROW, "--output_file none", "--output_file must be given"),
@@ -337,8 +337,8 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--base_url http://[::1/v1", "takes an address alone"),
         (ROW, "--base_url localhost:8000", "takes an address alone"),
         (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
-        (ROW, "--api_key_env BROKEN_KEY", "none of that name holds a key"),
-        (ROW, "--api_key_env sk-proj-abc", "none of that name holds a key"),
+        (ROW, "--api_key_env BROKEN_KEY", "no variable of that name holds a key"),
+        (ROW, "--api_key_env sk-proj-abc", "no variable of that name holds a key"),
     ],
 )
 def test_one_clear_line(text, flags, said, tmp_path, capsys, monkeypatch):

@@ -124,7 +124,7 @@ def test_a_damaged_record_is_one_line(options, run, tmp_path):
     for changes, words in (
         ({"summary": None}, "the record is damaged.*--overwrite"),
         ({"summary": {**record["summary"], "solved_at_attempt": None}}, "the record is damaged"),
-        ({"identity": 5}, "is no record of this"),
+        ({"identity": 5}, "is not a record of this"),
     ):
         meta.write_text(json.dumps({**record, **changes}))
         with pytest.raises(ConfigError, match=words):

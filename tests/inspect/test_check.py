@@ -105,7 +105,7 @@ def test_nothing_from_the_file_can_steer_a_terminal(tmp_path):
 
 def test_what_cannot_be_used():
     with pytest.raises(
-        DataError, match="none of 2 rows can be used; skipped 1: .*unknown role.*; skipped 1: .*no object"
+        DataError, match="none of 2 rows can be used; skipped 1: .*unknown role.*; skipped 1: .*not an object"
     ):
         check_format([{"messages": [{"role": "bot", "content": ""}]}, 3])
     with pytest.raises(DataError, match=r"list row 1: .*--strict_data"):
@@ -158,7 +158,7 @@ CASES = [
     ("duplicate_texts", TEXTS[1:3], {}, None, []),
     (
         *("eval_in_train", TRAIN, {"eval_file": HELD_OUT}, (1, 2)),
-        ["1 of 2 rows (50.0 %) of list ask what a row of the training file asks (first: list row 0 and list row 2)"],
+        ["1 of 2 rows (50.0 %) of list repeat questions of the training file (first: list row 0 and list row 2)"],
     ),
     ("eval_in_train", TRAIN, {"eval_file": HELD_OUT[1:]}, None, []),
     ("eval_in_train", [{"q": "one", "a": "x"}], {"eval_file": [{"q": "One", "a": "y"}], **NAMED}, (1, 1), []),
@@ -182,8 +182,8 @@ def test_no_warning_of_texts():
 def test_steps_that_rows_hold():
     source = [{"question": f"q {n}", "answer": STEPS, "steps": steps} for n, steps in enumerate(([], 5, ["no"]))]
     warned = found(source, splitter="auto")
-    assert "1 of 3 rows (33.3 %) hold steps that cannot be taken: the steps" in warned["own_no_steps"].text
-    assert "(first: list row 1: column 'steps' is no list of texts)" in warned["own_no_steps"].text
+    assert "1 of 3 rows (33.3 %) hold steps that cannot be used: the steps" in warned["own_no_steps"].text
+    assert "(first: list row 1: column 'steps' is not a list of texts)" in warned["own_no_steps"].text
     assert "are not in its answer (first: list row 2" in warned["own_steps_not_found"].text
 
 
@@ -230,7 +230,7 @@ def test_truncation():
     assert report.data.pairs_dropped == {"pair_truncated": 1}
     warning = warned(report)["truncated"]
     assert (warning.count, warning.total) == (2, 3)
-    assert "raise --max_length to 13, or take them out" in warning.advice
+    assert "raise --max_length to 13, or remove them" in warning.advice
     report = tokens_of(ROWS, max_length=8)  # the third row's answer begins at token 9
     cut = report.truncation
     assert (cut.answers_cut, cut.rows_without_room, cut.longest, report.data.tokens) == (1, 1, 13, 34 - 5 - 13)
@@ -276,7 +276,8 @@ def test_the_record_and_the_lines():
     lines = report.lines()
     assert lines[1:3] == [
         "  list: 4 rows read, 3 kept, 1 skipped, 2 pairs",
-        "    skipped 1: the row is no object with columns (first: list row 3: the row is a int, not an object with columns)",
+        "    skipped 1: the row is not an object with columns (first: list row 3: the row has type int; "
+        "it must be an object)",
     ]
     assert "    1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
     assert "  Truncation at max_length 1,024: 0 answers cut, 0 rows skipped; all chats fit into 13" in lines

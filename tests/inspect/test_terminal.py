@@ -93,11 +93,11 @@ STANDALONE = Example(
 )
 INLINE_LINES = [
     "row 0: 8 tokens: 6 on the trunk (5 labelled), 2 of predictors; 1 pair",
-    "  i a target view isolated in its place",
+    "  i a target view isolated in place",
     "predictors         3         3  <|predictor_1|>│<|predictor_2|> «source 1»",
     "trunk: answer      5         5  c│d «target 1»│e",
     "LM loss on 5 tokens: 1-2, 5-7",
-    '          target 5-6 (isolated in its place), read at 6 "d"',
+    '          target 5-6 (isolated in place), read at 6 "d"',
     "     6 ia ▄▄▄▄▄██▄",
 ]
 STANDALONE_LINES = [

@@ -22,7 +22,7 @@ def test_a_module_is_looked_for_in_the_current_folder_too(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("cosin", "jepa_loss is 'cosin'; known: cosine, l2, or file.py:Name of your own; did you mean cosine?"),
+        ("cosin", "jepa_loss is 'cosin'; known: cosine, l2, or your own file.py:Name; did you mean cosine?"),
         ("math:nothing", "jepa_loss math:nothing: math has no nothing"),
         ("no_such_module:f", "no_such_module cannot be loaded"),
         ("gone.py:f", "gone.py: there is no such file"),

@@ -201,7 +201,7 @@ def test_inline_equals_packed_where_there_is_no_pair_and_shuffles_as_packed_does
 @pytest.mark.parametrize("objective", ["llm_jepa", "step_jepa"])
 @pytest.mark.parametrize("target", TARGETS, ids=name_of)
 def test_inline_takes_the_first_pair_of_a_chat_of_several_turns(tokenizer, objective, target):
-    """It holds one pair an example, whether the targets have a gradient or not."""
+    """It holds one pair per example, whether the targets have a gradient or not."""
     longer = [row["messages"] for row in step_rows(40) if "\n\n" in row["messages"][1]["content"]]
     turns = [{"messages": longer[number] + longer[number + 1]} for number in (0, 2)]
     case = {"objective": objective, "predictors": 2, **target}

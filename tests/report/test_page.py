@@ -41,7 +41,7 @@ def test_what_was_run(pair):
     assert ["torch", "2.6.0", "2.6.0"] in read.rows("Settings")
     text = read.text("run")
     assert "train: train.jsonl: 12 rows read, 11 kept, 1 skipped, 11 pairs" in text
-    assert "skipped 1: 'messages' is empty or no list of messages (first: line 4: 'messages' is empty)" in text
+    assert "skipped 1: 'messages' is empty or not a list of messages (first: line 4: 'messages' is empty)" in text
     assert read.rows("Cost")[1] == ["regular", "50", "0:01:15", "160", "2.5 T"]
 
 

@@ -35,10 +35,10 @@ def test_what_is_no_run(tmp_path):
     (tmp_path / "file").write_text("")
     run, study = write_run(tmp_path / "run"), write_study(tmp_path / "study")
     for names, words in (
-        (["empty"], "empty: is no folder of a run or a study"),
+        (["empty"], "empty: is not the folder of a run or a study"),
         (["file"], "file: is a file; give the folder of a run"),
         (["nothing"], "nothing: no such folder"),
-        (["run", "empty"], "empty: is no folder of a run"),
+        (["run", "empty"], "empty: is not the folder of a run"),
         (["study", "run"], "study: is a study, which is reported alone"),
     ):
         with pytest.raises(ConfigError, match=words):

@@ -98,7 +98,7 @@ def test_listing_a_study_counts_its_records(carry_out, study_file, tmp_path):
     assert "6 runs in" in str(study(options)) and ", 4 of them finished" in str(study(options))
     assert not (tmp_path / "other").exists()
     kept.write_text("{}\n")
-    with pytest.raises(DataError, match="no record of a run"):
+    with pytest.raises(DataError, match="not a record of a run"):
         study(options)
 
 
@@ -124,12 +124,9 @@ def test_records_of_another_study_are_refused(carry_out, player, tmp_path):
     lines[0]["code"]["torch"] = "1.0"
     write(kept, lines)
     outcome = carry_out("seeds=[1]", kept=str(kept), folder="other")
-    assert (
-        outcome.said[0] == f"note   {kept}: 1 of its runs were made by other code or versions"
-        and len(player.calls) == 4
-    )
+    assert outcome.said[0] == f"note   {kept}: 1 of its runs are from other code or versions" and len(player.calls) == 4
     kept.write_text('{"arm": "regular"}\n')
-    with pytest.raises(DataError, match=r"kept.jsonl:1: no record of a run"):
+    with pytest.raises(DataError, match=r"kept.jsonl:1: not a record of a run"):
         carry_out(kept=str(kept), folder="third")
 
 

@@ -238,7 +238,7 @@ def test_what_is_in_the_folder(carry_out, player, tmp_path):
     run = folder / "runs" / "regular" / "seed-1"
     (run / "scored-test.json").unlink()
     with locked(run / ".lock"):
-        assert "another process is carrying out" in carry_out("seeds=[1]").failed[0].error
+        assert "another process is running" in carry_out("seeds=[1]").failed[0].error
 
 
 def test_a_dry_run_refuses_another_study(carry_out, tmp_path, study_file):

@@ -59,10 +59,10 @@ def test_the_batch_is_kept_by_accumulation(before, now, accumulation, tmp_path):
             Cut(2, 6),
             Cut(2, 6, 5),
             {},
-            "12 examples a step (2 x 6 accumulated), which is no multiple of 2 x 5 processes; change --per_device_",
+            "12 examples per step (2 x 6 accumulated), which is not a multiple of 2 x 5 processes; change --per_device_",
         ),
-        (Cut(4, 1, 3), Cut(5), {}, "no multiple of 5; change --per_device_train_batch_size"),
-        (Cut(4, 2), Cut(4, 3), {}, "8 examples a step (4 x 2 accumulated), not 12; resume with as many"),
+        (Cut(4, 1, 3), Cut(5), {}, "not a multiple of 5; change --per_device_train_batch_size"),
+        (Cut(4, 2), Cut(4, 3), {}, "8 examples per step (4 x 2 accumulated), not 12; resume with as many"),
         (Cut(4, 1, 2), Cut(4), {"dataloader_drop_last": True}, "what --dataloader_drop_last drops depends on how"),
         (Cut(4, 1, 2), Cut(4), {"streaming": True}, "and a stream is resumed on as many processes: start 2"),
         (Cut(4, 1, 2), Cut(4), {"loss_scale": "reference"}, "reference makes the size of the gradients depend on how"),
@@ -106,7 +106,7 @@ def test_two_processes_then_one(runs, tmp_path, killed_after, capsys):
     assert main(words_of(run, "--resume_from_checkpoint true")) == 0
     said = capsys.readouterr()
     assert "5 of 8 examples (4 x 2 accumulated)" in said.out
-    assert "was written with 4 x 2 processes examples a step" in said.err
+    assert "was written with 4 x 2 processes examples per step" in said.err
     found, expected = (kill.comparable(one, killed_after) for one in (kill.outcome_of(run), expected))
     assert kill.difference(found, expected) == ""
 
@@ -122,7 +122,9 @@ def test_a_complete_run_is_complete_on_any_number_of_processes(runs, tmp_path, c
     assert main(words_of(run, flags)) == 0, capsys.readouterr().err
     assert "complete, 5 of 5 steps" in capsys.readouterr().out
     assert main(words_of(run, "--resume_from_checkpoint true --per_device_train_batch_size 3")) == 2
-    assert "takes 8 examples a step (4 x 2 processes), which is no multiple of 3" in one_line(capsys.readouterr().err)
+    assert "takes 8 examples per step (4 x 2 processes), which is not a multiple of 3" in one_line(
+        capsys.readouterr().err
+    )
     assert files_of(run) == before
 
 

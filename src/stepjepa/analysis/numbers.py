@@ -32,7 +32,7 @@ _TOP: _Columns = {
     "top 100 s-t": (
         "difference_top_100",
         ".4g",
-        "mean of the 100 largest singular values of source less target",
+        "mean of the 100 largest singular values of source minus target",
     ),
 }
 # Methods of prediction, which are rows of their table.

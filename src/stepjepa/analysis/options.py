@@ -109,7 +109,7 @@ class AnalyzeOptions(
         brings=("objective_options", own_options),
     )
     objective_options: dict[str, Any] | None = option(
-        None, "Options of an objective of your own.", _METHOD
+        None, "Options of your own objective.", _METHOD
     )
     last_token: int | None = option(
         None,

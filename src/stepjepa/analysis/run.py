@@ -132,7 +132,7 @@ def _earlier_files(folder: Path, overwrite: bool) -> list[Path]:
     flag = f"--{_NAME.output_dir} {folder}"
     if RunFolder(folder).holds_model:
         raise ConfigError(
-            f"{flag}: holds a run or a model, which the analysis would seem to change; give another folder, such as "
+            f"{flag}: holds a run or a model, which an analysis must not change; give another folder, such as "
             f"{folder / 'analysis'}"
         )
     check_writable(folder)
@@ -143,7 +143,7 @@ def _earlier_files(folder: Path, overwrite: bool) -> list[Path]:
     ]
     if files and not overwrite:
         remedy = f"give another folder, or replace it with --{_NAME.overwrite_output_dir}"
-        raise ConfigError(f"{flag}: {files[0].name} is there already; {remedy}")
+        raise ConfigError(f"{flag}: {files[0].name} exists already; {remedy}")
     return files
 
 
@@ -175,7 +175,7 @@ class _Collection:
                 self._splitter = make_splitter(settled, self._method.step_separator)
         if objective_of(self._method).sampled:
             bar.say(
-                f"note     --{_NAME.step_pairs} random: all pairs are read, of which training samples one an epoch"
+                f"note     --{_NAME.step_pairs} random: all pairs are read; training samples one of them per epoch"
             )
         self.views = {}
         for name in options_of(ExampleOptions):
@@ -307,7 +307,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
         if not set(groups) <= set(extras.groups):
             known = ", ".join(map(str, extras.groups))
             raise ConfigError(
-                f"{place.name}: has predictors of its own for each of the horizons {known}; give one with --{_NAME.horizon}"
+                f"{place.name}: has separate predictors for the horizons {known}; give one with --{_NAME.horizon}"
             )
         extras.keep_groups(groups)
 
@@ -372,7 +372,7 @@ def as_trained(
         names = _VIEWS if objective == options.objective else _CHATS
     elif named_by_file(objective):
         raise ConfigError(
-            f"{place.name} was trained with an objective of your own, whose file is not run because a folder names it; "
+            f"{place.name} was trained with your own objective, whose file is not run because a folder names it; "
             f"give --{_NAME.objective} {objective}, or another one"
         )
     elif trained_pairs(own) and objective in options_of(AnalyzeOptions)[_NAME.objective].named:

@@ -107,7 +107,7 @@ def read_pairs(
     report.require(report.examples)
     if len(examples) < 2:
         objective = options.objective.name if options.objective else Regular.name
-        message = f"{report.source}: {len(examples)} pairs for {objective}, and two are needed"
+        message = f"{report.source}: {len(examples)} pairs for {objective}; at least two are needed"
         for name, count in report.examples_without_pairs.items():
             message += f"; {count} {reason_words(name)}"
         raise DataError(message)
@@ -194,7 +194,7 @@ def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[in
     modules = decoder_layers(backbone(inner))
     if modules is None:
         raise ConfigError(
-            f"{type(inner).__name__}: its layers have no name that is known; ask for the last hidden state alone with "
+            f"{type(inner).__name__}: its layers have no known name; request only the last hidden state with "
             f"--{_NAME.layers} -1"
         )
     known = (*range(len(modules) + 1), FINAL)
@@ -291,7 +291,7 @@ def read_states(
             advance(len(numbers))
     if not np.isfinite(views).all():
         raise StatesNotFinite(
-            f"{name}: some states are not finite; its weights are broken, or --{_NAME.dtype} is too short for them"
+            f"{name}: some states are not finite; its weights are broken, or --{_NAME.dtype} has too small a range"
         )
     return views
 

@@ -156,7 +156,7 @@ def inspect() -> None:
 @_command(
     "arms over paired seeds with controls, at equal examples and compute; a table",
     "study.spec:StudyOptions",
-    kept="every stage that is done is kept",
+    kept="completed stages are kept",
 )
 def study() -> None:
     """stepjepa study FILE
@@ -172,7 +172,7 @@ def study() -> None:
 @_command(
     "solutions from a stronger model, kept if the answer is right",
     "generation.options:GenerateOptions",
-    kept="what is done is kept",
+    kept="completed work is kept",
 )
 def generate() -> None:
     """stepjepa generate FILE
@@ -188,7 +188,7 @@ def generate() -> None:
     "let a model answer the questions of a file, and score the answers",
     "evaluation.options:EvaluateOptions",
     positional=lambda option: (option.model_name, option.test_file),
-    kept="what is done is kept",
+    kept="completed work is kept",
     record=attrgetter("record"),
 )
 def evaluate() -> None:
@@ -524,7 +524,7 @@ def _help() -> str:
             "",
             "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options; --version shows the version.",
             f"With {QUIET} a command prints only errors and its result.",
-            "STEPJEPA_TRACEBACK=1 in the environment shows where in the code an error arose.",
+            "STEPJEPA_TRACEBACK=1 in the environment prints the traceback of an error.",
         ]
     )
 

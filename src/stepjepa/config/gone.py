@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_TASK = "the built-in tasks are arithmetic, path_star and a5; rows of your own go into train_file"
+_TASK = "the built-in tasks are arithmetic, path_star and a5; your own rows go into train_file"
 # Texts that several values share. `{}` in the pattern is the regular expression that splits as the old value did.
 _PATTERN = (
     "name the words or titles that open a step, as in --step_splitter regex --step_separator '{}'"
@@ -22,7 +22,7 @@ GONE = {
         "code_execution": "use tasks of the lm-evaluation-harness, as in --harness mbpp,humaneval",
         **dict.fromkeys(
             ("rouge", "bleu"),
-            "call the package in a function of your own, --metric FILE.py:FUNCTION",
+            "call the package in your own function, --metric FILE.py:FUNCTION",
         ),
     },
     "task": dict.fromkeys(("shortest_path", "s5", "countdown"), _TASK),

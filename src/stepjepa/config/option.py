@@ -152,7 +152,7 @@ class Option:
         """What its value must be, for an error message."""
         if not self.choices:
             return describe(self.hint)
-        further = ", or file.py:Name of your own" if self.own else ""
+        further = ", or your own file.py:Name" if self.own else ""
         if self.folder:
             further = ", or the folder of a model (./NAME)"
         return f"one of {', '.join(self.choices)}{further}"
@@ -161,7 +161,7 @@ class Option:
         """Convert what was written into the field's value; BadValue if it does not fit."""
         gone = replacement(self.name, written)
         if gone:
-            raise BadValue(f"{written} is gone; {gone}")
+            raise BadValue(f"{written} was removed; {gone}")
         value = convert(
             self.hint, written, keep=self.default if isinstance(self.default, str) else None
         )
@@ -201,7 +201,7 @@ class Option:
         for item in items:
             gone = replacement(self.name, item)
             if gone:
-                raise ConfigError(f"{self.name}={item} is gone; {gone}")
+                raise ConfigError(f"{self.name}={item} was removed; {gone}")
         if len(kinds) == 1:
             self._check_named(value)
         # As a condition the text "false" would be true.
@@ -227,7 +227,7 @@ class Option:
             return
         further = ", or the folder of a model (./NAME)" if self.folder else ""
         if self.own:
-            further = f", or file.py:Name of your own{did_you_mean(str(value), known, '{}')}"
+            further = f", or your own file.py:Name{did_you_mean(str(value), known, '{}')}"
         raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(known)}{further}")
 
     def _check_number(self, value: Any, kind: type) -> None:

@@ -377,7 +377,9 @@ class StrictParser:
         flags += [(f"--{name}", words) for name, words in free.items() if words]
         configs = [words for spelling, words in flags if spelling == "--config"]
         if len(configs) > 1 or any(len(words) != 1 for words in configs):
-            raise ConfigError("--config takes the path of one YAML file, and is given once")
+            raise ConfigError(
+                "--config takes the path of one YAML file, and may be given only once"
+            )
         joined: list[tuple[str, list[str]]] = []
         # The flag of a list may be repeated: `--metric a --metric b` is `--metric a b`.
         lists: dict[str, list[str]] = {}

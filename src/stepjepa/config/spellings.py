@@ -67,10 +67,10 @@ def _answers(option: str, text: str, **idle: str) -> dict[str, Alias]:
 
 
 # Answers that several names share.
-_PACKED = "leave it out: examples are packed into rows as it is (--{option} packed), and do not see each other"
-_LABELS = "leave it out: the loss is on the assistant's messages as it is, and on every token with --{option} all"
+_PACKED = "leave it out: examples are always packed into rows (--{option} packed), and do not see each other"
+_LABELS = "leave it out: the loss is on the assistant's messages by default, and on every token with --{option} all"
 _ADAPTER = "give JEPATrainer a peft_config with it, from Python; --{option} takes no such adapter"
-_CHUNKS = "leave it out: each row is an example of up to --{option} tokens, and none is joined"
+_CHUNKS = "leave it out: each row is an example of up to --{option} tokens, and rows are not joined"
 _END = "leave it out: what ends an answer is read from the chat template (--{option})"
 
 # Options of TRL's SFTConfig, ScriptArguments and ModelConfig that are not called the same here.
@@ -142,7 +142,7 @@ _TRL: dict[str, Alias] = {
     **_answers("labels", _LABELS, completion_only_loss=""),
     **_answers(
         "labels",
-        "leave it out: padding is masked by its place, never by its token",
+        "leave it out: padding is masked by its position, never by its token",
         pad_token="none",
     ),
     **_answers(
@@ -174,7 +174,7 @@ _TRL: dict[str, Alias] = {
     ),
     **_answers(
         "lora_target_modules",
-        "linear layers alone are adapted: --{option}",
+        "only linear layers are adapted: --{option}",
         lora_target_parameters="none",
     ),
     **_answers(
@@ -287,7 +287,7 @@ _NO_NUMBERS = (
     "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads "
     "the states of a run"
 )
-_AS_TRAINED = "was removed from analyze: every model is read as its own run read it"
+_AS_TRAINED = "was removed from analyze: every model is read as in its own run"
 # Flags of the demo of version 0.2 -> where its study has the value.
 _IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
 # Removed flags and commands -> what replaces them. The option that an answer names only says which command it belongs to.
@@ -367,7 +367,7 @@ LEFT: dict[str, Answer] = {
     ),
     "geometry": Answer(
         "",
-        "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a folder of its own",
+        "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a separate folder",
     ),
     "engine": Answer(
         "",
@@ -418,7 +418,7 @@ LEFT: dict[str, Answer] = {
     "no_head": Answer("prediction_horizon", _AS_TRAINED, idle=("false",)),
     "resume": Answer(
         "valid_ratio",
-        "there is no more interrupted run to resume: a file is written in one go; run the command again",
+        "an interrupted run cannot be resumed: the file is written in one go; run the command again",
     ),
     "shards": Answer(
         "valid_ratio",

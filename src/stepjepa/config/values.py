@@ -346,7 +346,7 @@ def load_named(name: str, option: str, known: Sequence[str], again: bool = False
     if not named_by_file(name):
         near = did_you_mean(name, known, "{}")
         raise ConfigError(
-            f"{option} is {name!r}; known: {', '.join(known)}, or file.py:Name of your own{near}"
+            f"{option} is {name!r}; known: {', '.join(known)}, or your own file.py:Name{near}"
         )
     source, _, attribute = name.rpartition(":")
     try:

@@ -259,4 +259,4 @@ def representable(value: object) -> object:
         return {representable(key): representable(item) for key, item in value.items()}
     if hasattr(value, "to_dict"):
         return representable(value.to_dict())
-    raise TypeError(f"{type(value).__name__} has no form in YAML")
+    raise TypeError(f"{type(value).__name__} cannot be written as YAML")

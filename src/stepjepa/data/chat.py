@@ -52,9 +52,7 @@ _OTHER_ROLES = {**_SHAREGPT, **dict.fromkeys(("ipython", "function", "observatio
 _CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
 # Columns next to a chat that a model of text alone cannot read.
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-_TEXT_ALONE = (
-    "models are trained on text alone; leave such rows out, or train on their text without"
-)
+_TEXT_ALONE = "models are trained only on text; leave such rows out, or train on their text without"
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
 _PAIRS = f"a question ({', '.join(QUESTION_COLUMNS)}) with an answer ({', '.join(ANSWER_COLUMNS)}), text with code"
 KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {_FLAGS}"
@@ -243,7 +241,7 @@ def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
         return []
     if not isinstance(calls, list):
         raise RowError(
-            "bad_tool_call", f"{where} has tool calls that are no list; give {_CALL_FORM}"
+            "bad_tool_call", f"{where} has tool calls that are not a list; give {_CALL_FORM}"
         )
     checked = [_tool_call(call, where) for call in calls]
     refuse_half_characters(json.dumps(checked, ensure_ascii=False, default=str), where)

@@ -85,7 +85,8 @@ def as_object(row: object) -> Mapping[str, Any]:
     """Return a row that has columns; RowError for anything else."""
     if not isinstance(row, Mapping):
         raise RowError(
-            "not_an_object", f"the row is a {type(row).__name__}, not an object with columns"
+            "not_an_object",
+            f"the row has type {type(row).__name__}; it must be an object",
         )
     return row
 
@@ -127,7 +128,7 @@ def refuse_half_characters(text: str, where: str) -> None:
     if half is not None:
         raise RowError(
             "broken_text",
-            f"{where} holds {half} without its other half, which is no character; remove it",
+            f"{where} holds {half} without its other half, which is not a character; remove it",
         )
 
 
@@ -142,7 +143,7 @@ def listed_steps(row: object, name: str) -> list[str]:
     """Return the steps that a column lists.
 
     Raises:
-        RowError: the column is missing, or is no list of texts.
+        RowError: the column is missing, or is not a list of texts.
     """
     row = as_object(row)
     value = column_value(row, name)
@@ -151,7 +152,7 @@ def listed_steps(row: object, name: str) -> list[str]:
             "no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there"
         )
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
-        raise RowError("no_steps", f"column {name!r} is no list of texts")
+        raise RowError("no_steps", f"column {name!r} is not a list of texts")
     return list(value)
 
 

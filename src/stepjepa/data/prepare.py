@@ -68,7 +68,7 @@ class PrepareResult(RowCounts):
             f"  Format: {self.format}",
             f"  Rows: {self.rows_read:,} read, {self.rows_kept:,} kept, {skipped:,} skipped",
             *(f"    {escaped(line)}" for line in self.skipped_lines()),
-            f"  Steps a row: {steps}",
+            f"  Steps per row: {steps}",
             *(f"  {escaped(name)}: {counted(rows, 'row')}" for name, rows in self.files.items()),
         ]
 

@@ -23,11 +23,11 @@ _NAME = Names(DataOptions, StepsOptions, PromptOptions)
 LONGER = "longer_than_max_length"
 # Key of a reason -> its words, if the key with spaces for underscores is not clear enough.
 _REASONS = {
-    "not_an_object": "the row is no object with columns",
+    "not_an_object": "the row is not an object with columns",
     LONGER: f"longer than {_NAME.max_length}, left out by {_NAME.drop_longer}",
     "no_known_columns": "none of the columns that make a chat",
-    "no_messages": "'messages' is empty or no list of messages",
-    "no_steps": "the steps column is missing, or no list of texts",
+    "no_messages": "'messages' is empty or not a list of messages",
+    "no_steps": "the steps column is missing, or is not a list of texts",
     "steps_not_found": "the steps in the row are not in its answer",
     "no_room_for_answer": f"the prompt alone fills {_NAME.max_length}",
     "nothing_to_learn": "the answer is empty and nothing ends its turn",
@@ -35,10 +35,10 @@ _REASONS = {
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
     "view_refused": "the chat template cannot render a single message",
-    "second_pair": "forward=inline holds one pair an example",
+    "second_pair": "forward=inline holds one pair per example",
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "no_user_message": "no user message before the answer",
-    "no_answer_in_text": "the assistant calls tools alone",
+    "no_answer_in_text": "the assistant only calls tools",
     "no_answer_cue": "no '####', '\\boxed{', '<answer>' or 'answer is' before a final answer, or nothing in front of it",
     "no_reference": "nothing that a metric could compare with",
     "no_target_text": "no text in the column of the target views",
@@ -157,7 +157,7 @@ class StepCounts(Counts):
         lines = [f"steps: {self.words}"]
         for reason, rows in self.unread.most_common():
             why = f"{reason_words(reason)} (first: {self.first_unread[reason]})"
-            lines.append(f"own steps not taken in {counted(rows, 'row')}: {why}")
+            lines.append(f"own steps not used in {counted(rows, 'row')}: {why}")
         return lines
 
 
@@ -267,7 +267,7 @@ class PromptCounts(Counts):
         warnings = []
         if self.opened:
             text = (
-                f"the text before {self._share(self.opened)} is not what the template asks with (first, in training and in "
+                f"the text before {self._share(self.opened)} differs from the generation prompt (first, in training and in "
                 f"the generation prompt: {self.first['opened']})"
             )
             switch = (
@@ -468,7 +468,7 @@ class DataReport(RowCounts):
         if self.token_length:
             lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
             lines.append(
-                f"tokens a row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled"
+                f"tokens per row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled"
             )
             if self.end_of_turn:
                 lines.append(f"end of turn: {self.end_of_turn}")

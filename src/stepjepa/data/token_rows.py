@@ -144,7 +144,7 @@ def _numbers(
         or not len(values)
         or values.dtype.kind not in ("biu" if most == 1 else "iu")
     ):
-        raise RowError("content_not_text", f"{name!r} is no list of whole numbers")
+        raise RowError("content_not_text", f"{name!r} is not a list of whole numbers")
     wrong = values.min() if values.min() < least else values.max()
     if not least <= wrong <= most:
         known = f"{name!r} holds {wrong}; {least} to {most} are known"

@@ -140,7 +140,7 @@ def read_predictions(path: Path) -> list[Prediction]:
     for number, row in rows:
         problem = _problem_of(row)
         if problem:
-            raise DataError(f"{rows.place(number)}: is no prediction: {problem}")
+            raise DataError(f"{rows.place(number)}: is not a prediction: {problem}")
         values = {name: row[name] for name in names if row.get(name) is not None}
         values.setdefault("index", len(predictions))
         for name in {"gt_answer", "gen_answer", "ground_truth"} & values.keys():
@@ -395,7 +395,7 @@ def _same_questions(first: Path, second: Path) -> list[tuple[Prediction, Predict
     unpaired = sides[0].keys() ^ sides[1].keys()
     if unpaired:
         raise DataError(
-            f"index {min(unpaired)} is in one of {first} and {second} alone: evaluate both on the same rows"
+            f"index {min(unpaired)} is in only one of {first} and {second}: evaluate both on the same rows"
         )
     pairs = [(prediction, sides[1][index]) for index, prediction in sides[0].items()]
     for a, b in pairs:

@@ -195,7 +195,7 @@ def _last_answer(messages: list[dict[str, str]]) -> int:
     if not answers:
         raise RowError(
             "no_answer_in_text",
-            "the assistant calls tools alone, so there is no text to compare an answer with",
+            "the assistant only calls tools, so there is no text to compare an answer with",
         )
     trained = [number for number in answers if is_trained(messages[number])]
     return max(trained or answers)

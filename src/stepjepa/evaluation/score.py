@@ -184,7 +184,7 @@ class EvaluationResult:
         skipped = sum(self.rows["skipped"].values())
         if skipped:
             lines.append(
-                f"skipped        {skipped} of {self.rows['read']} rows, which count nowhere (see metrics.json)"
+                f"skipped        {skipped} of {self.rows['read']} rows, which are not counted (see metrics.json)"
             )
         lines += [f"{'unchanged' if self.already else 'written':<14} {path}" for path in self.files]
         return "\n".join(lines)

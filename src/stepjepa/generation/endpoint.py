@@ -40,7 +40,7 @@ _PATH = "/chat/completions"
 _TRANSIENT, _REFUSALS = {408, 409, 425, 429}, {400, 413, 422}
 _NAME = Names(GenerateOptions)
 _ADVICE = f"check --{_NAME.base_url}, --{_NAME.api_key_env} and --{_NAME.model_name}"
-_RESUME = "what is done is kept, and the same command resumes from it"
+_RESUME = "completed work is kept, and the same command resumes from it"
 
 
 class _Client(AsyncInferenceClient):

@@ -298,7 +298,7 @@ class LocalGenerator(BatchGenerator):
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
         lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
         message = (
-            f"out of memory with {len(batch)} questions at once; what is done is kept; {lower}"
+            f"out of memory with {len(batch)} questions at once; completed work is kept; {lower}"
         )
         with saying_out_of_memory(message):
             if self._drafter is not None:

@@ -86,7 +86,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         super().check()
         if self.draft_tokens is not None and (self.temperature or self.backend != "transformers"):
             raise ConfigError(
-                f"--{_NAME.draft_tokens} drafts greedy answers of transformers alone; set --{_NAME.temperature} 0 and "
+                f"--{_NAME.draft_tokens} drafts only greedy answers with transformers; set --{_NAME.temperature} 0 and "
                 f"--{_NAME.backend} transformers, or leave it out"
             )
         # Before anything is read or written; a missing package raises an error that says how to install it.
@@ -176,8 +176,8 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         ColumnOptions.check(self)
         if self.temperature == 0 and self.attempts > 1:
             raise ConfigError(
-                f"with {_NAME.temperature} 0 every attempt would say the same; set --{_NAME.attempts} 1, or a temperature "
-                "above 0"
+                f"with {_NAME.temperature} 0 every attempt would give the same response; set --{_NAME.attempts} 1, or a "
+                "temperature above 0"
             )
         if QUESTION not in self.prompt_template:
             raise ConfigError(
@@ -226,7 +226,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         if not (key and key.isascii() and key.isprintable()):
             # The user may have written the key itself, so the message does not repeat it.
             raise ConfigError(
-                f"--{_NAME.api_key_env} takes the NAME of an environment variable, and none of that name holds a key"
+                f"--{_NAME.api_key_env} takes the NAME of an environment variable, and no variable of that name holds a key"
             )
         return key
 

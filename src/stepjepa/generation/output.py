@@ -274,7 +274,7 @@ class Output:
                 known = _compared(_identity_in(record))
             except _BROKEN:
                 raise ConfigError(
-                    f"{paths.record} exists and is no record of this; choose another output"
+                    f"{paths.record} exists and is not a record of this; choose another output"
                 ) from None
         header = self._header()
         self.started = header == _compared(self.identity)

@@ -135,9 +135,7 @@ def _adapter_place(name: str, folder: Path) -> Place:
     adapter = read_object(folder / _ADAPTER)
     base = str(adapter.get("base_model_name_or_path") or "")
     if not base:
-        raise ConfigError(
-            f"{MODEL} {name}: {_ADAPTER} names no base model; write the adapter merged"
-        )
+        raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; merge the adapter")
     # A relative path may be meant from the current folder, as PEFT reads it, or from the adapter's.
     nearby = folder / base
     if nearby.is_dir() and not Path(base).is_dir():

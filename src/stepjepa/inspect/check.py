@@ -327,7 +327,7 @@ def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             f"own_{reason}",
             unread,
             steps.rows,
-            f"{_share(unread, steps.rows)} hold steps that cannot be taken: {reason_words(reason)} ({where})",
+            f"{_share(unread, steps.rows)} hold steps that cannot be used: {reason_words(reason)} ({where})",
             f"their answers are split by --{_NAME.step_splitter} {steps.splitter} instead: the texts of the list must "
             f"follow each other in the answer as they are; or name another --{_NAME.steps_column}",
         )
@@ -342,7 +342,7 @@ def _row_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
         what, remedy = "text", "remove them"
         if not statistics.plain_text:
             what = "question"
-            remedy = f"several answers may be meant; of copies stepjepa prepare --{_NAME.dedup} keeps the first"
+            remedy = f"if several answers are not intended, stepjepa prepare --{_NAME.dedup} keeps the first"
         share = _share(repeats, statistics.rows_usable)
         yield DataWarning(
             f"duplicate_{what}s",
@@ -377,7 +377,7 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
     rows_cut = cut.answers_cut + cut.rows_without_room
     if rows_cut:
         text = f"{_share(rows_cut, data.rows_read)} are cut or skipped at {_NAME.max_length} {cut.max_length:,}"
-        raised = f"raise --{_NAME.max_length} to {cut.longest:,}, or take them out"
+        raised = f"raise --{_NAME.max_length} to {cut.longest:,}, or remove them"
         advice = f"the model does not learn how such answers end: {raised}"
         warnings.append(DataWarning("truncated", rows_cut, data.rows_read, text, advice))
     if data.rows_kept and data.end_token is None:

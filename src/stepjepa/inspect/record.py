@@ -69,7 +69,7 @@ KINDS = {
     ),
     "isolated": Kind(
         "i",
-        "a target view isolated in its place",
+        "a target view isolated in place",
         "blue",
         "#dc8a12",
         "#d0891a",
@@ -81,7 +81,7 @@ KINDS = {
     ),
     "source": Kind(
         "v",
-        "a source view in a segment of its own",
+        "a source view in its own segment",
         "yellow",
         "#7a68b8",
         "#a796ea",
@@ -285,7 +285,7 @@ class RowRecord:
             where = stretch(*views.source_segment)
         copy = stretch(*views.copy)
         if views.original == views.copy:
-            copy += " (isolated in its place)"
+            copy += " (isolated in place)"
         elif views.original:
             copy += f" (on the trunk {stretch(*views.original)})"
         return f"source {where}, read at {source}", f"target {copy}, read at {target}"

@@ -191,7 +191,7 @@ class TextStatistics(RowCounts):
         for sample in self.samples:
             lines += sample.lines()
         if self.chats and not self.plain_text:
-            lines += ["", f"Steps an answer ({self.steps.words}):", *self._table()]
+            lines += ["", f"Steps per answer ({self.steps.words}):", *self._table()]
             first, every = f"--{_NAME.step_pairs} first", f"--{_NAME.step_pairs} all"
             lines.append(f"  Pairs: {self.pairs_first:,} ({first}), {self.pairs_all:,} ({every})")
         return lines

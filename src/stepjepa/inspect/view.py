@@ -315,7 +315,7 @@ def _notes(
     elif pairs and objective.sampled:
         yield f"{counted(len(sampled.pairs), 'pair')}, sampled for {epoch}"
     if method.forward == "two_pass":
-        yield "forward two_pass: in training every segment is a row of its own, after what it sees of the trunk"
+        yield "forward two_pass: in training every segment is a separate row, after what it sees of the trunk"
     if objective.separate_targets and sampled.pairs:
         yield (
             f"targets get no gradient: {_NAME.target_encoder} {method.target_encoder} encodes them in a pass of their own, "

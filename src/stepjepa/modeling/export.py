@@ -135,7 +135,7 @@ def export_problem(folder: Path) -> str | None:
     """Why an export in a folder is incomplete, as far as visible without reading the weights; None if it seems complete."""
     if (folder / MANIFEST).exists():
         return mismatch(folder, only_weights=True, checksums=False)
-    return "its writing was cut off" if (folder / _UNFINISHED).exists() else None
+    return "writing it was interrupted" if (folder / _UNFINISHED).exists() else None
 
 
 def _write(
@@ -375,7 +375,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
     if is_checkpoint or (folder / MANIFEST).exists():
         problem = mismatch(folder, only_weights=not is_checkpoint)
         if problem is not None:
-            raise ConfigError(f"{folder}: {problem}; take another checkpoint")
+            raise ConfigError(f"{folder}: {problem}; use another checkpoint")
     _check_target(target, place, options.overwrite_output_dir)
     # A checkpoint has the Trainer's state, a final model the metrics; both hold the log.
     log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
@@ -391,7 +391,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         merge = bool(settings.get(_NAME.merge_lora))
     if merge and adapter and (settings.get("load_in_4bit") or settings.get("load_in_8bit")):
         raise ConfigError(
-            f"{folder}: was trained on quantised weights, into which no adapter is merged; leave out --{_NAME.merge_lora}"
+            f"{folder}: was trained on quantised weights, so its adapter cannot be merged; leave out --{_NAME.merge_lora}"
         )
 
     # The model is restored as at the end of training: base, adapter, predictors.
@@ -403,7 +403,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         if merge:
             check_lora(adapted.peft_config["default"], "; merge it with PEFT (merge_and_unload)")
     elif options.base_model is not None:
-        raise ConfigError(f"{folder}: is no adapter; leave out --{_NAME.base_model}")
+        raise ConfigError(f"{folder}: is not an adapter; leave out --{_NAME.base_model}")
     else:
         model = load_model(str(folder), tokenizer, dtype="auto", trust_remote_code=trusted)
     attach_saved(causal_lm(model), folder)

@@ -580,6 +580,6 @@ def attach_saved(
         extras.load_state_dict(weights)
         check_finite(extras, str(path))
     except (SafetensorError, RuntimeError, OSError) as error:
-        what = f"are no predictors of this model ({said(error)})"
+        what = f"are not predictors of this model ({said(error)})"
         raise ConfigError(f"{path}: {what}; remove the file to read without them") from None
     return kind

@@ -249,7 +249,7 @@ def load_model(
     # transformers may load its decoder alone, with a random embedding.
     if config.is_encoder_decoder:
         raise ConfigError(
-            f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has a decoder alone"
+            f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has only a decoder"
         )
     if quantized is not None:
         kwargs["quantization_config"] = quantized
@@ -377,7 +377,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
     if broken := broken_weights(weights):
         raise ConfigError(
             f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
-            "and it can answer nothing; take an earlier checkpoint, or train again with a lower learning rate"
+            "and it can answer nothing; use an earlier checkpoint, or train again with a lower learning rate"
         )
 
 

@@ -44,8 +44,8 @@ _NOT_EXPORTED = {
     "modules_to_save": f"it trains copies of modules; for rows of tokens use trainable_token_indices ({_TOKENS})",
     "lora_bias": "most linear layers have no bias that it could be merged into",
     "layer_replication": "the trained model would have more layers than its base",
-    "target_parameters": "it adapts parameters that are no linear layers",
-    "alora_invocation_tokens": "the adapter would be on for a part of the text only",
+    "target_parameters": "it adapts parameters that are not linear layers",
+    "alora_invocation_tokens": "the adapter would be active for only part of the text",
 }
 # Values of `init_lora_weights` that modify the base.
 _CHANGING_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
@@ -109,8 +109,8 @@ def warn_of_untrained(
         return
     names = tokenizer.convert_ids_to_tokens(untrained)
     logger.warning(
-        "the base model has never trained the embedding of %s, and LoRA does not change it, so the model hardly learns to "
-        "end an answer; give %s %s (in Python LoraConfig(trainable_token_indices=%s))",
+        "the base model has never trained the embedding of %s, and LoRA does not change it, so the model can hardly learn "
+        "to end an answer; give %s %s (in Python LoraConfig(trainable_token_indices=%s))",
         escaped(str(tokenizer.convert_ids_to_tokens(end))),
         _TOKENS,
         escaped(shlex.join(names)),

@@ -369,7 +369,7 @@ class _Trial:
             outputs.append(output)
         rows = trained_extras(self._inner).predictors
         if rows is not None and id(rows.weight) not in _reached(output.source_states):
-            return "in training mode it cuts off its embeddings, so predictor tokens would not be trained; use predictors=0"
+            return "in training mode it detaches its embeddings, so predictor tokens would not be trained; use predictors=0"
         # The first token of a chat is in no target, and a target sees only itself, so its states must be equal.
         expected, after_change = (output.target_states.float() for output in outputs)
         if distance(after_change, expected) <= self._limit:

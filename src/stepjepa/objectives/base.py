@@ -548,7 +548,7 @@ def find_objective(name: str | Objective) -> type[Objective]:
         return getattr(import_module(f"{__package__}.{name}"), _BUILT_IN[name])  # type: ignore[no-any-return]
     cls = load_named(name, "objective", OBJECTIVES)
     if not (isinstance(cls, type) and issubclass(cls, Objective)):
-        raise ConfigError(f"objective {name}: is no class made from stepjepa.objectives.Objective")
+        raise ConfigError(f"objective {name}: is not a subclass of stepjepa.objectives.Objective")
     return cls
 
 
@@ -568,7 +568,7 @@ def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Ten
     problem = _distance_problem(function)
     if problem:
         raise ConfigError(
-            f"jepa_loss {name}: must return one number a pair, (P,), for states (P, D); {problem}"
+            f"jepa_loss {name}: must return one number per pair, (P,), for states (P, D); {problem}"
         )
     return function  # type: ignore[no-any-return]
 
@@ -630,7 +630,7 @@ def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
     with explaining_options(cls, "cannot be read"):
         known = options_of(cls.Options)
     if not is_built_in(cls):
-        with explaining_options(cls, "cannot be made of their defaults"):
+        with explaining_options(cls, "cannot be created from their defaults"):
             check_fields(cls.Options())
     return known
 

@@ -232,7 +232,7 @@ class LossOptions(Topic):
     )
     jepa_loss: str | None = option(
         None,
-        "Distance between the predicted and the target view; or a function of your own, as file.py:name. Default: cosine, "
+        "Distance between the predicted and the target view; or your own function, as file.py:name. Default: cosine, "
         "smooth_l1 for next_latent and steps_to_answer.",
         LOSS,
         choices=LOSSES,

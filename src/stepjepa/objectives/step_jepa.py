@@ -114,7 +114,7 @@ class StepJEPA(Objective):
             options.step_pairs in ("all", "plan") or len(options.horizons) > 1
         ):
             raise ConfigError(
-                "forward=inline holds one pair an example (a second one would see the first one's predictors); use "
+                "forward=inline holds one pair per example (a second one would see the first one's predictors); use "
                 f"{_NAME.step_pairs} first or random and one {_NAME.horizon}, or forward packed"
             )
 

@@ -171,7 +171,7 @@ def read_folders(names: Sequence[Path]) -> Found:
         if not is_run and not _checkpoint_logs(folder):
             files = ", ".join(_RUN_FILES)
             raise ConfigError(
-                f"{folder}: is no folder of a run or a study (none of {files}, {STATE} in it)"
+                f"{folder}: is not the folder of a run or a study (none of {files}, {STATE} in it)"
             )
     labels = labels_of(list(map(str, names)))
     runs = [_run(label, folder, reader) for label, folder in zip(labels, names, strict=True)]

@@ -170,13 +170,13 @@ def _block(name: str, section: Node, shared: Node, notes: list[str]) -> Block:
     if values.baseline not in arms:
         where, known = tree["baseline"].where, ", ".join(arms)
         raise ConfigError(
-            f"{where}: the baseline {values.baseline!r} is no arm; there are: {known}"
+            f"{where}: the baseline {values.baseline!r} is not an arm; the arms are: {known}"
         )
     for arm_name, arm in arms.items():
         control = arm.control_arm
         if control is not None and (control not in arms or control == arm_name):
             raise ConfigError(
-                f"{node.where}: control_arm of {arm_name} is {control!r}, which is no other arm"
+                f"{node.where}: control_arm of {arm_name} is {control!r}, which is not another arm"
             )
 
     data = _data(tree["data"])
@@ -224,7 +224,7 @@ def _select(name: str, metrics: Sequence[MetricSpec], where: str) -> tuple[str, 
     chosen = name or metrics[0].name
     if chosen not in by_name:
         raise ConfigError(
-            f"{where}: select: {chosen!r} is none of the study's metrics ({', '.join(by_name)})"
+            f"{where}: select: {chosen!r} is not one of the study's metrics ({', '.join(by_name)})"
         )
     return chosen, by_name[chosen].higher_is_better
 

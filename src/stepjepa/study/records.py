@@ -331,7 +331,7 @@ def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
     for number, row in file_rows(path) if path.exists() else ():
         if not isinstance(row, dict) or not row.keys() >= _LINE_KEYS:
             raise DataError(
-                f"{path}:{number}: no record of a run, as the results.jsonl of a study has them"
+                f"{path}:{number}: not a record of a run, as in the results.jsonl of a study"
             )
         if row["at"]:
             runs[row["run"]] = row

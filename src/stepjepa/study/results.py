@@ -287,7 +287,7 @@ def write_results(
         write_whole(study.output_dir / name, [content])
     lines = [*result["verdicts"]]
     if missing:
-        lines += ["runs that are missing:", *(f"  {line}" for line in missing)]
+        lines += ["missing runs:", *(f"  {line}" for line in missing)]
     return tables, [*lines, "", f"written to {study.output_dir}: {', '.join(files)}"]
 
 
@@ -330,6 +330,6 @@ def missing_lines(study: Study, state: State, items: Sequence[Item]) -> list[str
                 name = f"{block.name}/{arm.name}" if block.name else arm.name
                 variants = "".join(f", and {variant} not run" for variant in arm.variants)
                 lines.append(
-                    f"{name}: nothing was chosen on the validation split, so its test split was not looked at{variants}"
+                    f"{name}: nothing was chosen on the validation split, so its test split was not scored{variants}"
                 )
     return lines

@@ -171,7 +171,7 @@ def run_study(
             sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
         )
         if foreign:
-            note = f"{kept}: {foreign} of its runs were made by other code or versions"
+            note = f"{kept}: {foreign} of its runs are from other code or versions"
             say(f"note   {note}")
             notes.append(note)
         run = StudyRun(study, state, say, notes, known)
@@ -249,7 +249,7 @@ class StudyRun:
                     item = active.pop(future)
                     item.error = future.result()
                     if item.error is None and item.todo:
-                        item.error = f"it ended well, but its record {item.folder.record(item.todo[0])} is missing"
+                        item.error = f"it succeeded, but its record {item.folder.record(item.todo[0])} is missing"
                     self._keep([item])
                     # This run may have been the last one that a choice of cells needs.
                     self._plan()
@@ -422,9 +422,7 @@ class DemoResult:
             # The numbers are on a line of their own, before their meaning.
             for line in paragraph.splitlines():
                 lines += wrapped(line, PAGE)
-        return "\n".join(
-            [*lines, "", f"written to {self.folder}; all of it on a page: {self.page}"]
-        )
+        return "\n".join([*lines, "", f"written to {self.folder}; the report: {self.page}"])
 
 
 def demo(options: DemoOptions) -> DemoResult:

@@ -40,7 +40,7 @@ class StudyOptions:
     )
     executor: Executor | None = option(
         None,
-        "Where runs are carried out: processes on this machine (the default), slurm, ray, or local, which is slurm's "
+        "Where runs execute: processes on this machine (the default), slurm, ray, or local, which is slurm's "
         "submitit without a cluster.",
         "study",
     )

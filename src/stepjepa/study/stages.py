@@ -75,7 +75,7 @@ def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]
     run = StudyRunFolder(Path(folder))
     with locked(run.path / LOCK) as alone:
         if not alone:
-            return f"another process is carrying out {folder}"
+            return f"another process is running {folder}"
         splits = [stage for stage in stages if stage != "train" and run.done(stage) is None]
         trained = run.done("train")
         # A record from a results file comes without weights: to score the run, it is trained again.

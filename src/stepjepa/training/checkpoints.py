@@ -338,7 +338,7 @@ class CheckpointedTrainer(Trainer):
         before, steps = ResumeRecord.read(checkpoint).cut, self.requested_steps
         if before != self.cut:
             logger.warning(
-                "%s was written with %s examples a step, this run takes %s: the same examples in the same order, but "
+                "%s was written with %s examples per step, this run takes %s: the same examples in the same order, but "
                 "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
                 *(checkpoint, before, self.cut),
             )
@@ -519,7 +519,7 @@ class CheckpointedTrainer(Trainer):
         )
         raise RunError(
             f"step {step}: {problem}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
-            f"(docs/troubleshooting.md), or train on with --{_NAME.terminate_on_nan} false"
+            f"(docs/troubleshooting.md), or continue with --{_NAME.terminate_on_nan} false"
         )
 
     # Models
@@ -587,7 +587,7 @@ class CheckpointedTrainer(Trainer):
             RunError: the Hub cannot be reached, or refuses.
         """
         with reaching_hub(
-            "the repository could not be made on the Hub, nothing was trained or uploaded"
+            "the repository could not be created on the Hub, nothing was trained or uploaded"
         ):
             super().init_hf_repo(*args, **kwargs)
 

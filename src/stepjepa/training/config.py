@@ -255,7 +255,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         for name, value in values.items():
             if value:
                 raise ConfigError(
-                    f"{name} is {value}, which this trainer does not do; {_UNSUPPORTED[name]}"
+                    f"{name} is {value}, which this trainer does not support; {_UNSUPPORTED[name]}"
                 )
 
     def _check_batch(self) -> None:

@@ -134,7 +134,7 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
     reasons = "; ".join(f"{count:,}: {reason_words(reason)}" for reason, count in counts)
     if "horizon_beyond_answer" in report.examples_without_pairs:
         horizons = ", ".join(map(str, options.horizons))
-        advice = f"no answer has a step that far on: lower the horizon (now {horizons})"
+        advice = f"no answer has a step that far ahead: lower the horizon (now {horizons})"
     elif "view_refused" in report.examples_without_pairs:
         advice = (
             f"use --{_NAME.views} in_context, or a chat template that can write a message alone"

@@ -220,7 +220,7 @@ class JEPAOptions(
             )
         if self.objective_options and is_built_in(chosen):
             raise ConfigError(
-                f"{_NAME.objective_options} are for an objective of your own; {self.objective} has options by name"
+                f"{_NAME.objective_options} are for your own objective; {self.objective} has options by name"
             )
         objective = objective_of(self)
         objective.check()

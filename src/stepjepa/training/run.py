@@ -353,7 +353,7 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
         )
     if objective.makes_pairs and not options.jepa_ratio:
         lines.append(
-            f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so the LM loss alone is trained"
+            f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so only the LM loss is trained"
         )
     lines += map(str, without_effect(options, given))
     if _NAME.objective not in given and has_steps(run, options):

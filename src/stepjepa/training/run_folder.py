@@ -121,7 +121,7 @@ class ResumeRecord:
         else:
             batch_problem = self._batch_mismatch(before.cut)
             if batch_problem:
-                batch = f"{before.cut.batch} examples a step ({before.cut})"
+                batch = f"{before.cut.batch} examples per step ({before.cut})"
                 problem = f"the run in {where} takes {batch}, {batch_problem}"
         if problem:
             raise ConfigError(
@@ -149,7 +149,7 @@ class ResumeRecord:
         if old.batch % (size * processes) == 0:
             return ""
         micro = self.cut._replace(accumulation=1)
-        return f"which is no multiple of {micro}; change --{_NAME.per_device_train_batch_size} or the number of processes"
+        return f"which is not a multiple of {micro}; change --{_NAME.per_device_train_batch_size} or the number of processes"
 
 
 class RunFolder:
@@ -419,8 +419,8 @@ def loading(
         if checkpoint is None or not is_loading() or is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"--{_NAME.resume_from_checkpoint} {checkpoint}: what its files hold cannot be resumed from "
-            f"({type(error).__name__}: {said(error, lines=1)[:200]}); move it away, and an older one is taken"
+            f"--{_NAME.resume_from_checkpoint} {checkpoint}: its contents cannot be resumed from "
+            f"({type(error).__name__}: {said(error, lines=1)[:200]}); move it away to resume from an older one"
         ) from error
 
 

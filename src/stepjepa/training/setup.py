@@ -272,7 +272,7 @@ def warn_beyond_positions(
         if made_for and longest > made_for:
             logger.warning(
                 "%s: rows have up to %d tokens, and the model was made for %d positions (max_position_embeddings), so it "
-                "reads what follows badly; give --%s %d, or a model with more",
+                "handles later tokens badly; give --%s %d, or a model with more",
                 *(report.source, longest, made_for, _NAME.max_length, made_for),
             )
 

@@ -521,7 +521,7 @@ class JEPATrainer(CheckpointedTrainer):
         model: Any = self.model
         if self.is_fsdp_enabled and not any(map(is_sharded, model.parameters())):
             raise ConfigError(
-                f"--{_NAME.fsdp} shards the weights when a training begins; evaluate without it"
+                f"--{_NAME.fsdp} shards the weights when training begins; evaluate without it"
             )
         model.eval()
         args = self.args

@@ -317,7 +317,7 @@ def line_text(raw: bytes) -> str:
     if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
         raise RowError(
             "line_too_long",
-            f"the line has more than {MAX_LINE_BYTES >> 20} MiB; one row a line is expected",
+            f"the line has more than {MAX_LINE_BYTES >> 20} MiB; one row per line is expected",
         )
     try:
         text = raw.decode("utf-8")

@@ -35,15 +35,15 @@ def test_no_text_makes_a_metric_fail(name, tmp_path):
 
 def test_what_cannot_be_made():
     for name, options, message in (
-        ("gsm8", {}, "metric is 'gsm8'; known: gsm8k, .*, or file.py:Name of your own; did you mean gsm8k?"),
+        ("gsm8", {}, "metric is 'gsm8'; known: gsm8k, .*, or your own file.py:Name; did you mean gsm8k?"),
         ("answer_nll", {}, "needs the model"),
         ("gsm8k", {"refernce_column": "a"}, "no option 'refernce_column' of gsm8k; did you mean 'reference_column'"),
         ("no_such_module_at_all:f", {}, "No module named .no_such_module_at_all"),
-        ("json:__name__", {}, "metric json:__name__ is no function"),
+        ("json:__name__", {}, "metric json:__name__ is not a function"),
         ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
         ("regex_equivalence", {"word_boundary": "x"}, "word_boundary is 'x'"),
         ("missing.py:f", {}, "missing.py: there is no such file"),
-        ("rouge", {}, "metric rouge: call the package in a function of your own"),
+        ("rouge", {}, "metric rouge: call the package in your own function"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_metric(name, **options)

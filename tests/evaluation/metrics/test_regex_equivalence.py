@@ -39,7 +39,7 @@ def test_what_a_verdict_says():
     assert metric.score(".*b.*a.*", row)[:4] == (0.0, ".*a.*b.*", ".*b.*a.*", "only the reference matches 'ab'")
     assert metric.score(".*b.*", row)[:4] == (0.0, ".*a.*b.*", ".*b.*", "only the answer matches 'b'")
     assert metric.score("  ", row)[:4] == (0.0, ".*a.*b.*", None, "no answer found")
-    assert metric.score("(a", row).note == "the answer is no regular expression: a ( is not closed"
+    assert metric.score("(a", row).note == "the answer is not a regular expression: a ( is not closed"
     assert (
         metric.score("(?=a)b", row).note == "unknown: cannot be compared: (? is not supported: no lookaround, no flags"
     )

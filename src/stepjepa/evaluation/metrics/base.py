@@ -179,7 +179,7 @@ class CustomMetric(Metric):
         # The file is run again for every metric, because in a notebook it may have changed.
         function = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS], again=True)
         if not callable(function):
-            raise ConfigError(f"{OPTIONS} {self.target} is no function")
+            raise ConfigError(f"{OPTIONS} {self.target} is not a function")
         self._function: Callable[[str, str, dict[str, Any]], Any] = function
 
     def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:

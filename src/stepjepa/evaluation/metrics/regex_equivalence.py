@@ -101,7 +101,7 @@ def tokens_of(text: str, word_boundary: WordBoundary = "zero_width") -> list[str
             raise PatternError("ends in the middle")
         if _UNKNOWN.search(token):
             raise NotSupportedError(
-                f"{token} is not supported: printable ASCII alone, no backreferences"
+                f"{token} is not supported: only printable ASCII, no backreferences"
             )
         try:
             set_of(token)
@@ -503,8 +503,8 @@ class RegexEquivalence(Metric):
             return f"unknown: cannot be compared: {error}", "unknown"
         except PatternError as error:
             if not reference_is_read:
-                return f"the reference is no regular expression: {error}", None
-            return f"the answer is no regular expression: {error}", "invalid"
+                return f"the reference is not a regular expression: {error}", None
+            return f"the answer is not a regular expression: {error}", "invalid"
         if example is None:
             return "", None
         text, in_first = example

@@ -107,7 +107,7 @@ class SqlExecution(Metric):
                 )
             # The name comes from data: it must not lead out of the folder.
             if Path(name).name != name:
-                raise DataError(f"db_id {name!r} is no name of a database")
+                raise DataError(f"db_id {name!r} is not the name of a database")
             files = [
                 Path(self.db_folder, name, f"{name}.sqlite"),
                 Path(self.db_folder, f"{name}.sqlite"),

@@ -73,7 +73,7 @@ class Row {
     const { segments, orders, attaches, floors } = this.raw;
     const own = segments[query] === segments[key];
     if (own && orders[key] > orders[query]) return [false, "it comes later in the same segment"];
-    if (own && orders[key] < floors[query]) return [false, "the view is isolated in its place: it sees nothing before it"];
+    if (own && orders[key] < floors[query]) return [false, "the view is isolated in place: it sees nothing before it"];
     if (own) return [true, query === key ? "every token sees itself" : "the same segment, not later"];
     const name = this.section(query).name;
     if (segments[key] !== TRUNK) return [false, "it is off the trunk, in another segment"];
