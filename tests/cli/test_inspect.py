@@ -57,7 +57,7 @@ DRAWN = [
     (f"{COLUMN} --row 1", f"without a pair {PLAIN}no text in the column of the target views (first: "),
     ("--step_jepa --row 1", "trunk: step 1|Three.", f"{PLAIN}the answer has fewer than two steps", "pairs: none"),
     ("--step_jepa --max_length 14", f"{PLAIN}the views were cut at max_length", "1 answer cut at max_length"),
-    ("--step_jepa --forward two_pass", "in training every segment is a row of its own"),
+    ("--step_jepa --forward two_pass", "in training every segment is a separate row"),
     ("--step_jepa --forward inline", "(isolated in place)"),
     ("--target_encoder ema", "target_encoder ema encodes them in a pass of their own"),
     ("--objective semantic_tube --tube_times 2", "2 pairs, sampled for epoch 0 with seed 42"),

@@ -21,8 +21,8 @@ from support.rows import step_rows
 ROWS = step_rows(8)
 # What cannot run, and why; everything else must.
 REFUSED = {
-    ("bf16_full_eval", True): "this trainer does not do",  # evaluation is in the weights' own dtype
-    ("fp16_full_eval", True): "this trainer does not do",
+    ("bf16_full_eval", True): "this trainer does not support",  # evaluation is in the weights' own dtype
+    ("fp16_full_eval", True): "this trainer does not support",
     ("use_liger_kernel", True): "replaces parts of the model",
     ("hub_strategy", "checkpoint"): "checkpoints are not uploaded",
     ("hub_strategy", "all_checkpoints"): "checkpoints are not uploaded",

@@ -356,7 +356,7 @@ def _row_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             "eval_in_train",
             leak.found,
             leak.rows,
-            f"{_share(leak.found, leak.rows)} of {leak.source} ask what a row of the training file asks "
+            f"{_share(leak.found, leak.rows)} of {leak.source} repeat questions of the training file "
             f"({_first(*leak.first)})",
             "an evaluation on them measures memory: remove them from one of the two files",
         )

@@ -71,7 +71,7 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
     kinds = set(getattr(config, "layer_types", None) or ())
     kinds -= {"full_attention", "sliding_attention"}
     if kinds:
-        return f"it has layers of kind {', '.join(sorted(kinds))}"
+        return f"it has {', '.join(sorted(kinds))} layers"
     if config._attn_implementation not in ("sdpa", "eager", "flex_attention"):
         return (
             f"{config._attn_implementation} takes no mask (use --{_NAME.attn_implementation} sdpa)"
