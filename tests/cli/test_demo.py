@@ -3,7 +3,6 @@
 import json
 import sys
 
-import pytest
 from transformers import AutoModelForCausalLM
 
 from stepjepa.cli.main import main
@@ -42,22 +41,3 @@ def test_demo(tmp_path, capsys, monkeypatch):
     assert "seed 3: done" not in capsys.readouterr().out
     assert main([*argv, "--set", "base.max_steps=1"]) == 2
     assert "holds results of another study" in capsys.readouterr().err
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("mine")
-    assert main(["demo", "--output_dir", str(tmp_path / "mine")]) == 2
-    assert "the folder is not empty (thesis.txt)" in capsys.readouterr().err
-
-
-@pytest.mark.long
-def test_a_planning_task_with_its_control(tmp_path, capsys):
-    argv = ["--task", "path_star", "--train_rows", "64", "--test_rows", "4"]
-    argv += ["--set", "base.per_device_train_batch_size=16", "arms.step_jepa.lbd=0.5"]
-    assert main(["demo", "--output_dir", str(tmp_path / "demo"), *argv]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "step_jepa - regular: " in printed
-    assert "one seed of each; not compared at equal compute" in printed  # there is a control
-    runs = tmp_path / "demo" / "runs"
-    records = [json.loads((run / "seed-0" / "model" / "run.json").read_text()) for run in sorted(runs.iterdir())]
-    plain, jepa, shuffled = (record["settings"] for record in records)
-    assert jepa["lbd"] == 0.5 and jepa["step_pairs"] == "plan" and plain["objective"] == "regular"
-    assert {key for key in jepa if jepa[key] != shuffled[key]} == {"control", "output_dir"}

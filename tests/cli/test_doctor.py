@@ -31,16 +31,15 @@ FLEX, BF16 = "--attn_implementation flex_attention", "--bf16 true"
 
 @pytest.mark.slow
 def test_settings_are_tried_and_trained(only, capsys):
-    only(["", BF16, FLEX, "--attn_implementation eager"])
+    only(["", BF16, FLEX])
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"torch", "stepjepa"} <= set(found["about"]["versions"]) and found["about"]["devices"]
     tried = {one["flags"]: one for one in found["tried"]}
-    default, short, flex, eager = (tried[flags] for flags in ("", BF16, FLEX, "--attn_implementation eager"))
-    assert not any(one["fault"] for one in (default, short, eager))
+    default, short, flex = (tried[flags] for flags in ("", BF16, FLEX))
+    assert not default["fault"] and not short["fault"]
     assert "has no backward on CPU" in flex["fault"]
-    assert flex["speed"] is None and min(one["speed"] for one in (default, short, eager)) > 0
-    assert default["lm_loss"] == pytest.approx(eager["lm_loss"], rel=1e-4)
+    assert flex["speed"] is None and min(default["speed"], short["speed"]) > 0
     assert 0 < abs(default["lm_loss"] - short["lm_loss"]) < 0.01 * default["lm_loss"]
     assert default["mebibytes"] is None and default["mfu"] is None  # of a GPU
     assert found["recommended"].startswith("stepjepa train --train_file FILE --model_name tiny")
@@ -108,11 +107,3 @@ def test_a_setting_that_breaks_is_said_and_the_others_go_on(only, monkeypatch):
     found = stepjepa.doctor()
     assert [one.fault for one in found.tried[:2]] == ["out of memory"] * 2
     assert found.recommended == "nothing, as no setting trains with exact numbers"
-
-
-@pytest.mark.long  # compiles
-def test_every_setting_is_exact_on_cpu():
-    found = stepjepa.doctor()
-    assert len(found.tried) == 13
-    assert all("flex_attention" in one.flags for one in found.tried if one.fault)
-    assert found.tried[-1].flags == "--torch_compile true" and found.tried[-1].speed > 0

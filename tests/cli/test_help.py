@@ -67,12 +67,6 @@ def test_help_all_shows_every_option_once(shown, command, parts):
     assert sorted(flags_in(shown(command, "--help_all"))) == sorted([*names, "config"])
 
 
-def test_a_command_that_shares_the_options_of_training_shows_its_own_first(shown):
-    own = ["row", "model_name", "seed", "png", "html", "overwrite"]
-    of_training = ["objective", "predictors", "step_pairs", "step_splitter", "labels", "max_length"]
-    assert flags_in(shown("inspect")) == ["help_all", "config", "file", *own, *of_training]
-
-
 def test_a_slip_in_a_name_is_answered_before_torch_is_loaded(tmp_path):
     (tmp_path / "run.yaml").write_text("seed: 1\nlearning_rat: 1\n")
     commands = [

@@ -1,10 +1,7 @@
 """The `stepjepa` command: dispatch, messages, exit statuses, `help`, `version`, --quiet, and words that left."""
 
-import logging
-import os
 import subprocess
 import sys
-import warnings
 
 import pytest
 
@@ -12,10 +9,10 @@ import stepjepa
 from stepjepa.cli.main import COMMANDS, main
 from stepjepa.config.parser import StrictParser
 from stepjepa.config.spellings import published
-from stepjepa.errors import ConfigError, DataError, said
+from stepjepa.errors import ConfigError, DataError
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
-from stepjepa.utils.terminal import only_results, say
+from stepjepa.utils.terminal import say
 from support.rows import write
 
 
@@ -47,8 +44,11 @@ def test_help_and_version(capsys):
     assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == "" and captured.err == out
-    assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"stepjepa {stepjepa.__version__}\n"
+    assert main(["--version"]) == 0 == main(["version"])
+    assert capsys.readouterr().out == f"stepjepa {stepjepa.__version__}\n" * 2
+    assert main(["prepare", "--help"]) == 0 == main(["help", "prepare"])
+    both = capsys.readouterr().out
+    assert both[: len(both) // 2] == both[len(both) // 2 :] != ""
 
 
 @pytest.mark.parametrize(
@@ -85,11 +85,6 @@ def test_what_a_command_raises_becomes_a_line_and_a_status(error, status, messag
     assert (captured.out, captured.err) == ("", message)
 
 
-def test_what_another_library_says_is_one_line():
-    assert said(ValueError(" a\n b  c")) == "a b c" and said(ValueError("a:\nb"), lines=1) == "a:"
-    assert said(OSError()) == said(OSError(" \n"), lines=1) == "OSError"
-
-
 def test_traceback_on_request(command, capsys, monkeypatch):
     monkeypatch.setenv("STEPJEPA_TRACEBACK", "1")
     command(DataError("bad row"))
@@ -105,12 +100,11 @@ def test_other_errors_are_not_hidden(error, command):
         main(["train"])
 
 
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_closed_pipe_is_quiet(unbuffered):
+def test_closed_pipe_is_quiet():
     # As in `stepjepa --help | true`: the reader has gone before anything is written.
     code = "import os, sys\nr, w = os.pipe()\nos.close(r)\nos.dup2(w, 1)\nos.close(w)\n"
     code += "from stepjepa.cli.main import main\nsys.exit(main(['--help']))"
-    done = run_process("-c", code, env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
+    done = run_process("-c", code)
     assert (done.returncode, done.stderr) == (141, "")
 
 
@@ -145,22 +139,6 @@ def test_an_older_resolved_yaml_still_repeats_its_run(tmp_path):
         parser.values(["--config", str(file)])
 
 
-def test_python_gives_the_same_answer():
-    with pytest.raises(ConfigError, match="^energy: energies of solutions were removed"):
-        stepjepa.analyze(energy=True, solutions="solutions.jsonl", model_name="run")
-
-
-def test_help_and_version_as_commands(capsys):
-    assert main(["prepare", "--help"]) == 0 == main(["help", "prepare"])
-    both = capsys.readouterr().out
-    assert both[: len(both) // 2] == both[len(both) // 2 :] != ""
-    assert main(["help"]) == 0 == main(["version"])
-    said = capsys.readouterr().out
-    assert "stepjepa help COMMAND" in said and said.endswith(f"\nstepjepa {stepjepa.__version__}\n")
-    assert main(["dpo", "--help"]) == 2
-    assert "did you mean" not in capsys.readouterr().err
-
-
 def test_quiet_commands_print_errors_and_results(tmp_path, capfd):
     rows = [{"question": f"{n} + 1?", "answer": f"Add one.\n\nIt is {n + 1}."} for n in range(4)]
     file, run = write(tmp_path / "rows.jsonl", rows), tmp_path / "run"
@@ -178,18 +156,3 @@ def test_quiet_commands_print_errors_and_results(tmp_path, capfd):
     assert capfd.readouterr().err == ""
     say("loud again")
     assert capfd.readouterr().out == "loud again\n"
-
-
-def test_only_results_from_python(capsys, caplog):
-    log = logging.getLogger("stepjepa.test_words")
-    with warnings.catch_warnings(record=True) as caught, only_results():
-        say("progress")
-        warnings.warn("of others", stacklevel=1)
-        log.warning("a warning")
-        log.error("an error")
-        with only_results(False):
-            say("progress")
-    assert capsys.readouterr().out == "" and caught == []
-    assert [one.getMessage() for one in caplog.records] == ["an error"]
-    log.warning("a warning")
-    assert len(caplog.records) == 2

@@ -61,12 +61,6 @@ def test_links_lead_somewhere(reference):
     assert not wrong, "\n".join(wrong)
 
 
-def test_no_bar_is_escaped_in_the_code_of_a_table():
-    # The site shows the backslash, other readers of Markdown need it; <code>&#124;</code> is right in both.
-    texts = {page.name: BLOCK.sub("", page.read_text(encoding="utf-8")) for page in PAGES}
-    assert not [name for name, text in texts.items() if re.search(r"^\|.*`[^`\n]*\\\|[^`\n]*`", text, re.M)]
-
-
 def test_the_tests_that_a_page_names_exist():
     texts = [page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")]
     named = {path for text in texts for path in re.findall(r"\btests/[\w/]+\.py\b", text)}

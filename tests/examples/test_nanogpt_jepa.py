@@ -44,37 +44,18 @@ def test_it_runs_as_a_script_and_characters_load_no_transformers(tmp_path):
     check_run(tmp_path / "out", done.stdout, ["baseline", "jepa", "shuffled"])
 
 
-@pytest.mark.parametrize(
-    ("options", "arms"), [("--tokenizer bpe --jepa_k 2", ["baseline", "jepa"]), ("--jepa_lambda 0", ["baseline"])]
-)
-def test_other_runs(script, tmp_path, monkeypatch, capsys, options, arms):
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *TINY, *options.split(), "--out_dir", str(tmp_path / "out")])
+def test_another_run(script, tmp_path, monkeypatch, capsys):
+    words = [*TINY, "--tokenizer", "bpe", "--jepa_k", "2", "--out_dir", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *words])
     script.main()
-    check_run(tmp_path / "out", capsys.readouterr().out, arms)
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_a_part_of_less_than_two_tokens_leaves_cross_entropy_alone(script, size, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out"
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *TINY, "--block_size", str(size), "--out_dir", str(out)])
-    script.main()
-    assert f"--block_size {size} leaves less than 2 tokens after the cut" in capsys.readouterr().out
-    baseline, jepa = json.loads((out / "results.json").read_text())["arms"].values()
-    for one, other in zip(baseline["log"], jepa["log"], strict=True):
-        assert other["train_ce"] == pytest.approx(one["train_ce"], abs=1e-4) and other["train_jepa"] == 0
-        assert other["held_out_ce"] == pytest.approx(one["held_out_ce"], abs=1e-4)
+    check_run(tmp_path / "out", capsys.readouterr().out, ["baseline", "jepa"])
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ("--n_layer 0", "--n_layer must be 1 or more"),
         ("--n_head 5", "no multiple of --n_head 5"),
-        ("--jepa_lambda nan", "--jepa_lambda"),
-        ("--jepa_split 1", "--jepa_split"),
-        ("--jepa_k 65", "0 .. 64"),
         ("--control shuffled --batch_size 1", "--batch_size of 2"),
-        ("--control shuffled --jepa_lambda 0", "--jepa_lambda above 0"),
         ("--out_dir FULL", "--out_dir"),
     ],
 )
@@ -168,27 +149,13 @@ def test_shuffled_targets_are_those_of_another_block(script, setting):
         assert value.item() == pytest.approx(literal.item(), abs=1e-5)
 
 
-def test_arms_begin_alike_and_see_the_same_blocks(script, tmp_path, monkeypatch):
+def test_arms_begin_alike_and_see_the_same_blocks(script, tmp_path):
     args = script.parse([*TINY, "--max_iters", "2", "--eval_interval", "1", "--out_dir", str(tmp_path / "out")])
-    train, held_out, vocab_size = script.make_streams(args)
-    get_batch, drawn = script.get_batch, []
-
-    def recorded(stream, starts, args):
-        drawn.append((stream is train, starts.tolist()))
-        return get_batch(stream, starts, args)
-
-    monkeypatch.setattr(script, "get_batch", recorded)
-    arms, blocks = [], []
-    for name in ("baseline", "jepa", "shuffled", "baseline"):
-        arms.append(script.train_arm(name, train, held_out, vocab_size, args))
-        blocks.append(drawn[:])
-        drawn.clear()
-    assert len(blocks[0]) == 6 and blocks.count(blocks[0]) == 4
-    assert blocks[0][0] != blocks[0][3]
+    streams = script.make_streams(args)
+    arms = [script.train_arm(name, *streams, args) for name in ("baseline", "jepa", "shuffled", "baseline")]
     baseline, jepa, shuffled, again = (arm["log"] for arm in arms)
     assert baseline[0]["train_ce"] == pytest.approx(jepa[0]["train_ce"], abs=1e-5)
-    assert jepa[0]["train_ce"] == shuffled[0]["train_ce"]
-    assert jepa[0]["train_jepa"] != shuffled[0]["train_jepa"]
+    assert jepa[0]["train_ce"] == shuffled[0]["train_ce"] and jepa[0]["train_jepa"] != shuffled[0]["train_jepa"]
     assert abs(baseline[1]["train_ce"] - jepa[1]["train_ce"]) > 1e-5
     assert baseline == again
 

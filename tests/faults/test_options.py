@@ -1,15 +1,11 @@
 """Options that were ignored silently, defaults that differed between Python and the command line, and values that no run can
 use."""
 
-import dataclasses
 import json
 import math
-import sys
-import typing
 from unittest.mock import Mock
 
 import pytest
-import transformers
 
 import stepjepa
 from stepjepa import JEPAConfig, JEPATrainer
@@ -19,9 +15,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.study.reading import read_options
 from stepjepa.study.spec import StudyOptions
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
-from support.answers import TEST
 from support.rows import step_rows, write
-from support.runs import one_line
 
 # The same defaults from everywhere
 
@@ -65,21 +59,14 @@ PARTS = ["Step one.", "Step two."]
 
 @pytest.mark.parametrize(
     ("words", "row", "said"),
-    [
-        ("--max_steps 1", {"total_steps": 2}, True),
-        ("--steps_column parts", {"parts": PARTS}, True),
-        ("", {"total_steps": 1, "steps": ["Step one. Step two."]}, False),
-        ("--config objective.yaml", {"total_steps": 2}, False),
-    ],
+    [("--steps_column parts", {"parts": PARTS}, True), ("--config objective.yaml", {"total_steps": 2}, False)],
 )
 def test_a_note_where_no_objective_is_given_and_the_data_has_steps(tmp_path, capsys, monkeypatch, words, row, said):
     monkeypatch.chdir(tmp_path)
-    trained = words.startswith("--max_steps")
-    if not trained:
-        monkeypatch.setattr("stepjepa.training.run.run_training", Mock(side_effect=ConfigError("enough")))
+    monkeypatch.setattr("stepjepa.training.run.run_training", Mock(side_effect=ConfigError("enough")))
     write(tmp_path / "rows.jsonl", [{"messages": CHAT, **row}] * 4)
     (tmp_path / "objective.yaml").write_text("objective: llm_jepa\n")
-    assert main(["train", *PUBLISHED, *words.split()]) == (0 if trained else 2)
+    assert main(["train", *PUBLISHED, *words.split()]) == 2
     notes = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
     found = [note for note in notes if note.startswith(NOTE)]
     assert len(found) == said and all("--step_jepa trains Step-JEPA" in note for note in found)
@@ -124,44 +111,16 @@ def test_what_is_set_for_a_study_is_read_by_its_runs_or_refused(study):
             study(override, text=text, **options)
 
 
-def test_a_picture_that_needs_matplotlib_is_refused_before_the_page_is_written(tmp_path, capsys, monkeypatch):
-    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    rows, page, picture = write(tmp_path / "rows.jsonl", TEST[:4]), tmp_path / "page.html", tmp_path / "row.png"
-    assert main(["inspect", rows, "--model_name", "tiny", "--html", str(page), "--png", str(picture)]) == 2
-    error = one_line(capsys.readouterr().err, "inspect")
-    assert "this needs matplotlib" in error and "pip install" in error
-    assert not page.exists() and not picture.exists()
-
-
 # Values that no run can use
-
-
-def number_fields(kind):
-    """The options of a dataclass that take numbers, and no booleans."""
-    hints = {name: {hint, *typing.get_args(hint)} for name, hint in typing.get_type_hints(kind).items()}
-    fields = {field.name for field in dataclasses.fields(kind)}
-    numbers = {name for name, kinds in hints.items() if {int, float} & kinds and bool not in kinds}
-    return sorted(numbers & fields)
 
 
 @pytest.mark.parametrize("value", [math.nan, 10**20, -2])
 def test_no_number_of_a_run_is_beyond_use(value, tmp_path):
-    trainer, method = number_fields(transformers.TrainingArguments), number_fields(JEPAOptions)
-    assert {"save_steps", "per_device_train_batch_size", "max_grad_norm", "seed", "warmup_steps"} <= set(trainer)
-    for name in trainer:
+    for name in ("save_steps", "per_device_train_batch_size", "max_grad_norm", "seed", "warmup_steps", "learning_rate"):
         with pytest.raises(ConfigError, match=f"^{name} is "):
             JEPAConfig(output_dir=str(tmp_path), **{name: value})
-    for name in () if isinstance(value, int) else method:
-        with pytest.raises(ConfigError, match=name):
-            JEPAOptions(**{name: value}).check()
-    assert len(method) > 20
-    with pytest.raises(ConfigError, match="^dataloader_prefetch_factor is 0; it must be at least 1$"):
-        JEPAConfig(output_dir=str(tmp_path), dataloader_prefetch_factor=0, dataloader_num_workers=1)
-    for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):  # it would be filled for hours
-        with pytest.raises(ConfigError, match=f"^{name} is 2147483648; it must be .* at most 1048576$"):
-            JEPAConfig(output_dir=str(tmp_path), **{name: 2**31})
+    with pytest.raises(ConfigError, match="^per_device_train_batch_size is 2147483648; it must be .* at most 1048576$"):
+        JEPAConfig(output_dir=str(tmp_path), per_device_train_batch_size=2**31)  # it would be filled for hours
 
 
 def test_text_that_is_no_text_is_skipped_or_one_line(tmp_path, capsys):

@@ -6,7 +6,6 @@ import pytest
 
 from stepjepa.data.chat import check_messages
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.report import DataReport, trained_ending
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
@@ -129,15 +128,6 @@ def test_what_the_template_writes_before_an_answer_is_labelled_and_reported(name
         assert other.prompts.written == 0 and not other.prompts.warnings()
     # White space alone is not worth a word.
     assert name not in ("qwen2_5", "llama3_1") or report.prompts.lines() == []
-
-
-def test_the_record_of_a_run_says_what_its_prompts_ended_in():
-    _, _, report = report_of("deepseek_r1_distill", [{"messages": CHATS["one turn"]}])
-    record = json.loads(json.dumps(report.to_dict()))
-    assert DataReport.from_dict(record).prompts == report.prompts
-    assert trained_ending([record["prompts"]]) == "<think>\n"
-    assert trained_ending([{"endings": {"": 3, "<think>\n": 2}}, {"endings": {"<think>\n": 2}}]) == "<think>\n"
-    assert trained_ending([{}]) is None
 
 
 def test_prompts_are_what_was_trained_unless_something_else_is_asked_for():

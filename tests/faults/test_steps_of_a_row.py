@@ -146,9 +146,6 @@ def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path,
     assert program[:3] == ["stepjepa", "train", "--train_file"] and last == "runs/it's train"
     run(capsys, *["tiny" if word == "mini" else word for word in program[1:]], "typed", "--max_steps", "1")
     assert json.loads(Path("typed/data_report.json").read_text())["train"] == report
-    raw = write(tmp_path / "raw.jsonl", raw_rows("gsm8k") * 5)
-    said = run(capsys, "prepare", raw, "--output_file", "a.jsonl", "--valid_ratio", "0.3")
-    assert "--train_file a.jsonl --eval_file a.valid.jsonl --model_name mini --step_jepa --output_dir runs/a" in said
 
 
 def chat(text: str, **more) -> dict:
@@ -159,17 +156,6 @@ NUMBERED = "1. Take four.\n\nIt is even.\n\n2. Halve it."  # 3 paragraphs, 2 ite
 PARAGRAPHS = "Take four.\n\nIt is even.\n\nHalve it."
 ITEMS = "1. Take four.\n2. Halve it."
 TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
-
-
-@pytest.mark.parametrize(
-    ("rows", "splitter"),
-    [
-        ([chat(NUMBERED)] * 60 + [chat(PARAGRAPHS)], "separator"),  # serves 61, numbered 60
-        ([chat(ITEMS, steps=["1. Take four.", "2. Halve it."])] * 9 + [chat(PARAGRAPHS)], "separator"),
-    ],
-)
-def test_one_splitter_for_the_rows_that_do_not_hold_their_steps(tmp_path, capsys, rows, splitter):
-    assert checked(capsys, write(tmp_path / "rows.jsonl", rows))["splitter"] == splitter
 
 
 def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_row(tmp_path, capsys):
@@ -187,10 +173,7 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     assert "line 2: step 2 of 2 is not in the answer after step 1: 'Double it.'" in str(warnings)
     said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
     assert report["pairs"] == 2 + 10 * 2
-    assert "steps: the rows' own in 2, found by --step_splitter separator in 10" in said
     assert "own steps not used in 1 row: the steps in the row are not in its answer (first: " in said
-    said = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", "1")
-    assert "steps: found by --step_splitter separator" in said and "line 2: step 2 of 2 is not in" in said
     # Who names a splitter, or requires the column, gets that.
     record = checked(capsys, file, "--step_splitter", "lines")
     assert record["step_counts"] == {"2": 1, "3": 11} and record["steps"]["own"] == 0

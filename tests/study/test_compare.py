@@ -54,6 +54,8 @@ def test_lower_may_be_better():
     links = [arm("shuffled", NONE), arm("short", DOWN)]
     assert verdict(arm("jepa", DOWN, **FULL), *links, higher_is_better=False) == "better"
     assert verdict(arm("jepa", UP, **FULL), *links, higher_is_better=False) == "worse"
+    said = verdict(arm("jepa", NONE, same_flop="short"), arm("short", DOWN))
+    assert said == "no difference shown: worse at equal compute"
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,6 @@ def test_lower_may_be_better():
     [
         ({}, [], "no shuffled control was run; not compared at equal compute"),
         ({"control": "shuffled"}, [arm("shuffled", NONE)], "not compared at equal compute"),
-        ({"same_flop": "short"}, [arm("short", HALF)], "no shuffled control was run"),
         ({"needs_control": False}, [], "not compared at equal compute"),
         (FULL, [arm("shuffled", UP), arm("short", HALF)], "against its shuffled control: no difference shown"),
         (
@@ -71,11 +72,6 @@ def test_lower_may_be_better():
         ),
         (FULL, [arm("shuffled"), arm("short", NONE)], "at equal compute: no difference shown"),
         (FULL, [arm("shuffled"), arm("short", DOWN)], "at equal compute: worse"),
-        (
-            FULL,
-            [arm("shuffled", seeds=[0, 1]), arm("short", HALF)],
-            "against its shuffled control: n=2 seeds in common with shuffled",
-        ),
         (FULL, [arm("shuffled"), arm("short", seeds=[3])], "at equal compute: n=1 seed in common with plain"),
     ],
 )
@@ -93,7 +89,6 @@ def test_an_arm_that_costs_as_much_needs_no_other_comparison_of_compute():
     ("jepa", "said"),
     [
         (arm("jepa", NONE), "no difference shown"),
-        (arm("jepa"), "no difference shown"),
         (arm("jepa", DOWN), "worse"),
         (arm("jepa", UP, seeds=[0, 1]), "not established: n=2 seeds in common with plain"),
         (arm("jepa", seeds=[]), "not established: n=0 seeds in common with plain"),
@@ -102,11 +97,6 @@ def test_an_arm_that_costs_as_much_needs_no_other_comparison_of_compute():
 )
 def test_verdicts_without_control(jepa, said):
     assert verdict(jepa) == said
-
-
-def test_no_difference_at_equal_examples_may_be_a_loss_at_equal_compute():
-    said = verdict(arm("jepa", NONE, same_flop="short"), arm("short", DOWN))
-    assert said == "no difference shown: worse at equal compute"
 
 
 @pytest.mark.parametrize("lost", [None, float("nan"), float("inf")])
@@ -143,6 +133,7 @@ def test_holm_runs_over_arms_and_not_over_what_they_are_compared_with():
     assert rows["shuffled"].comparisons["examples"].holm_p is None
 
 
+@pytest.mark.long
 def test_arms_alike_are_told_apart_at_no_more_than_the_level(monkeypatch):
     """300 studies of three arms and a baseline of one distribution: any verdict but "no difference" in 5 % (SE 1.3)."""
     monkeypatch.setattr("gc.collect", lambda *_: 0)  # statsmodels does that at every correction
