@@ -214,7 +214,7 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
     whole = check(str(file), "micro", max_length=20, **options)
     monkeypatch.setattr(statistics, "CHUNK_ROWS", 2)
-    for model, processes in (("micro", 1), ("micro", 2), (None, 2)):
+    for model, processes in (("micro", 2), (None, 2)):
         found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
         assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
     assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats
