@@ -254,12 +254,8 @@ def test_the_rows_are_read_once():
 
 
 def test_tokens_of_plain_text():
-    rows = [
-        {"text": "one two three four"},
-        {"text": ""},
-        {"input_ids": [7, 8, 9]},
-        {"question": "how", "answer": "one"},
-    ]
+    rows = [{"text": "one two three four"}, {"text": ""}, {"input_ids": [7, 8, 9]}]
+    rows.append({"question": "how", "answer": "one"})
     found = tokens_of(rows, "split", max_length=3, labels="assistant")
     # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
     assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
@@ -268,19 +264,6 @@ def test_tokens_of_plain_text():
     assert any("3 examples: texts are cut into blocks of max_length" in line for line in found.lines())
     with pytest.raises(DataError, match="needs chats"):
         tokens_of(rows, "step_jepa")
-
-
-def test_the_record_and_the_lines():
-    report = tokens_of([*ROWS, 3])
-    assert json.loads(json.dumps(report.to_dict()))["data"]["rows_skipped"] == {"not_an_object": 1}
-    lines = report.lines()
-    assert lines[1:3] == [
-        "  list: 4 rows read, 3 kept, 1 skipped, 2 pairs",
-        "    skipped 1: the row is not an object with columns (first: list row 3: the row has type int; "
-        "it must be an object)",
-    ]
-    assert "    1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
-    assert "  Truncation at max_length 1,024: 0 answers cut, 0 rows skipped; all chats fit into 13" in lines
 
 
 def test_the_report_is_that_of_training():
