@@ -86,7 +86,7 @@ TRAINED = [
 
 
 # What differs from others in its sizes alone.
-ALIKE = {"qwen2", "qwen3", "olmo2", "granite_scaled_logits", "gpt_neox"}
+ALIKE = {"qwen2", "qwen3", "olmo2", "granite_scaled_logits", "gpt_neox", "mistral_sliding"}
 QUICK = [pytest.param(*case, marks=pytest.mark.long if case[0] in ALIKE else ()) for case in TRAINED]
 
 
