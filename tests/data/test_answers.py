@@ -76,19 +76,10 @@ def test_normalise_number(text, expected):
     assert normalise_number(normalise_number(text)) == expected
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "expected"),
-    [
-        ("1/3", "0.33", False),
-        ("Monday", r"\text{monday}.", True),
-        ("3 5", "35", False),
-        (None, "1", False),
-        (None, None, False),
-    ],
-)
-def test_answers_match(a, b, expected):
-    assert answers_match(a, b) is expected
-    assert answers_match(b, a) is expected
+def test_answers_match():
+    for a, b in (("1/3", "0.33"), ("3 5", "35"), (None, "1"), (None, None)):
+        assert not answers_match(a, b) and not answers_match(b, a)
+    assert answers_match("Monday", r"\text{monday}.")
 
 
 def test_hand_marked_verdicts():

@@ -35,14 +35,7 @@ def test_contexts_and_mixed_rows():
     row = {"instruction": "Sum up.", "input": "A shoe.", "output": "Shoe."}
     assert row_to_messages(row)[0]["content"] == "Sum up.\n\nA shoe."
     assert row_to_messages({**row, "instruction": " "})[0]["content"] == "A shoe."
-    mixed = {
-        "question": None,
-        "answer": None,
-        "conversations": None,
-        "prompt": "a",
-        "completion": None,
-        "response": "b",
-    }
+    mixed = dict.fromkeys(("question", "answer", "conversations", "completion")) | {"prompt": "a", "response": "b"}
     assert [turn["content"] for turn in row_to_messages(mixed)] == ["a", "b"]
     both = {**FORMS["problem"], "messages": CHAT[::-1]}
     assert row_to_messages(both) == CHAT[::-1]
@@ -57,11 +50,7 @@ def test_contexts_and_mixed_rows():
     ("row", "reason", "words"),
     [
         ({"conversations": [{"from": "observation", "value": "5"}]}, "no_assistant_message", "no answer to learn"),
-        (
-            {"messages": [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "?"}]}, CHAT[1]]},
-            "not_text_alone",
-            "message 1 (user) holds a part of type 'image', and models are trained only on text; leave",
-        ),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text_alone", "a part of type 'image'"),
         ({"image": "cat.png", "conversations": SHARED}, "not_text_alone", "column 'image' goes with the chat"),
         ({"conversations": []}, "no_messages", "'conversations' is not a non-empty list"),
         ({"instruction": ["a"], "output": "b"}, "content_not_text", "message 1 (user) has content of type list"),
@@ -71,11 +60,7 @@ def test_contexts_and_mixed_rows():
         ({"messages": "hello"}, "no_messages", "not a non-empty list"),
         ({"messages": ["hello"]}, "no_messages", "message 1 is not an object with 'role' and 'content'"),
         ({"messages": [{"role": "critic", "content": ""}]}, "unknown_role", "message 1 has role 'critic'"),
-        (
-            {"messages": [{**CHAT[1], "content": 7}]},
-            "content_not_text",
-            "message 1 (assistant) has content of type int",
-        ),
+        ({"messages": [{**CHAT[1], "content": 7}]}, "content_not_text", "message 1 (assistant) has content of"),
         ({"messages": [{**CHAT[1], "content": [{"type": "text"}]}]}, "content_not_text", "has content of type list"),
         ({"messages": [{**CHAT[1], "content": "a\ud83d b"}]}, "broken_text", "without its other half"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
@@ -101,10 +86,8 @@ def test_nested_columns():
 
 def test_prepare_chats(tmp_path):
     own = [{"from": "system", "value": "Think."}, *SHARED]
-    rows = [
-        {"conversations": one}
-        for one in (own, SHARED, [*SHARED, *SHARED], [*SHARED, {"from": "observation", "value": "5"}])
-    ]
+    several = [*SHARED, *SHARED], [*SHARED, {"from": "observation", "value": "5"}]
+    rows = [{"conversations": one} for one in (own, SHARED, *several)]
     done = stepjepa.prepare(rows, output_file=str(tmp_path / "out.jsonl"), system_prompt="S")
     lines = (tmp_path / "out.jsonl").read_text().splitlines()
     first, second = [json.loads(line)["messages"][0]["content"] for line in lines]

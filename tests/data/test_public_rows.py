@@ -23,11 +23,8 @@ from support.encoding import settings_of
 from support.rows import lines, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
-Q, A, S = (
-    "How many legs do three cats have in all?",
-    "Three cats have\n\n3 * 4 = \\boxed{12}",
-    "You are a patient teacher.",
-)
+Q, A = "How many legs do three cats have in all?", "Three cats have\n\n3 * 4 = \\boxed{12}"
+S = "You are a patient teacher."
 LONG = "A second way to see it is to count the legs of each cat one by one."
 USER, ANSWER, SYSTEM = (
     {"role": role, "content": text} for role, text in (("user", Q), ("assistant", A), ("system", S))
@@ -74,18 +71,11 @@ def labelled(tokenizer, example):
 TURNS = [USER, {"role": "assistant", "content": "Twelve."}, {"role": "user", "content": "And five?"}, ANSWER]
 
 
-@pytest.mark.parametrize(
-    "switch",
-    [
-        {"weight": 0},
-        {"train": False},
-        {"training": False},
-        {"loss": False},
-        {"loss_mask": 0},
-        {"trainable": False},
-        {"weight": 0.0},
-    ],
-)
+SWITCHES = [{"weight": 0}, {"weight": 0.0}, {"loss_mask": 0}]
+SWITCHES += [{name: False} for name in ("train", "training", "loss", "trainable")]
+
+
+@pytest.mark.parametrize("switch", SWITCHES)
 @pytest.mark.parametrize("labels", ["assistant", "all", "reference"])
 def test_a_message_that_is_switched_off_is_context(switch, labels):
     turns = [TURNS[0], {**TURNS[1], **switch}, *TURNS[2:]]

@@ -38,17 +38,10 @@ def error_of(source, split="train"):
     return message
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        f"{LINE}\n{LINE}\n",
-        f"\n  \n{LINE}\r\n\r\n{LINE}\r\n \t\n",
-        f"\ufeff\n{LINE}\n{LINE}",
-    ],
-)
 @pytest.mark.parametrize("suffix", ["json", "JSONL"])
-def test_jsonl(tmp_path, content, suffix):
-    assert chats_of(write(tmp_path / f"a.{suffix}", content)) == [MESSAGES, MESSAGES]
+def test_jsonl(tmp_path, suffix):
+    for content in (f"{LINE}\n{LINE}\n", f"\n  \n{LINE}\r\n\r\n{LINE}\r\n \t\n", f"\ufeff\n{LINE}\n{LINE}"):
+        assert chats_of(write(tmp_path / f"a.{suffix}", content)) == [MESSAGES, MESSAGES]
 
 
 def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):

@@ -24,9 +24,8 @@ def solution(row):
 def test_one_row_typed_out():
     task = make_task("arithmetic", max_steps=3)
     (row,) = generate_rows(1, seed=12, task=task)
-    question = (
-        "Tom starts with 4 bricks. He gives 2 to Ruth. He then has 3 times as many. What is the number of bricks now?"
-    )
+    question = "Tom starts with 4 bricks. He gives 2 to Ruth. He then has 3 times as many. "
+    question += "What is the number of bricks now?"
     answer = "Giving away 2 leaves 4 - 2 = 2.\n\nHaving 3 times as many makes 2 * 3 = 6.\n\nThe answer is \\boxed{6}."
     contents = {"user": question, "assistant": answer}
     assert row == {

@@ -60,10 +60,7 @@ def test_the_first_token_is_never_predicted(bpe_tokenizer):
         ({"labels": [-100, -100, 13, 14, 15, 16], "loss_mask": [0, 0, 0, 1, 1, 1]}, "label different tokens"),
         ({"attention_mask": [1, 1, 0, 1, 1, 1]}, "takes out all tokens, or some between others"),
         ({"attention_mask": [0, 0, 0, 0, 0, 0]}, "takes out all tokens"),
-        (
-            {"attention_mask": [1, 1, 1, 1, 1, 0], "labels": [-100, -100, -100, -100, -100, 16]},
-            "a token that 'attention_mask' takes out is labelled",
-        ),
+        ({"attention_mask": [1, 1, 1, 1, 1, 0], "labels": [-100] * 5 + [16]}, "a token that 'attention_mask' takes out is"),
         ({"attention_mask": [1, 1, 1, 1, 1, 0], "completion_mask": [0, 0, 0, 0, 1, 1]}, "takes out is labelled"),
     ],
 )  # fmt: skip

@@ -62,10 +62,7 @@ def texts(tokenizer, example, spans):
         ([{"from": "human", "value": "Q"}, {"from": "function_call", "value": json.dumps(OSLO)}], [READ]),
         ([{"from": "human", "value": "Q"}, {"from": "function_call", "value": json.dumps([OSLO, OSLO])}], [READ] * 2),
         # What a table of calls to several functions has filled up.
-        (
-            [{**call(), "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Oslo", "x": None}}}]}],
-            [READ],
-        ),
+        ([call(tool_calls=[{"function": {"name": "weather", "arguments": {"city": "Oslo", "x": None}}}])], [READ]),
     ],
 )
 def test_calls_are_read_in_one_form(messages, read):
@@ -83,9 +80,8 @@ def test_arguments_and_results():
     assert arguments("city=Oslo") == "city=Oslo" and arguments("[1]") == "[1]"  # the template decides
     for role in ("tool", "ipython", "function", "observation"):
         assert check_messages([{**result(), "role": role}, answer("A")])[0] == result()
-    *_, shown, _ = row_to_messages(
-        {"conversations": [{"from": "observation", "value": "5"}, {"from": "gpt", "value": "A"}]}
-    )
+    turns = [{"from": "observation", "value": "5"}, {"from": "gpt", "value": "A"}]
+    *_, shown, _ = row_to_messages({"conversations": turns})
     assert shown == {"role": "tool", "content": "5"}
     assert check_messages([call(content="Look.", weight=0)])[0]["trained"] is False
 
@@ -93,19 +89,11 @@ def test_arguments_and_results():
 @pytest.mark.parametrize(
     ("message", "reason", "words"),
     [
-        (
-            {"tool_calls": "weather(Oslo)"},
-            "bad_tool_call",
-            "message 1 (assistant) has tool calls that are not a list; give [{",
-        ),
+        ({"tool_calls": "weather(Oslo)"}, "bad_tool_call", "message 1 (assistant) has tool calls that are not a list"),
         ({"tool_calls": {"name": "f"}}, "bad_tool_call", "not a list"),
         ({"tool_calls": ["f"]}, "bad_tool_call", "without a function's name"),
         ({"tool_calls": [{"function": {"name": " ", "arguments": {}}}]}, "bad_tool_call", "without a function's name"),
-        (
-            {"tool_calls": [{"function": {"name": "f", "arguments": [1]}}]},
-            "bad_tool_call",
-            "calls f with arguments of type list",
-        ),
+        ({"tool_calls": [{"name": "f", "arguments": [1]}]}, "bad_tool_call", "calls f with arguments of type list"),
         ({"from": "function_call", "value": "<call> f"}, "bad_tool_call", "not a list"),
         ({"from": "function_call", "value": None}, "bad_tool_call", "without a function's name"),
         ({"tool_calls": [{"name": "f", "arguments": {"a": "\ud83d"}}]}, "broken_text", "without its other half"),
@@ -313,11 +301,7 @@ def test_views_are_of_the_question_and_the_answer_after_the_last_result(name):
 @pytest.mark.parametrize(
     ("text", "messages", "words"),
     [
-        (
-            CHATML,
-            ONE,
-            "the chat template does not write tool call 1 of message 2; give one that does with --chat_template",
-        ),
+        (CHATML, ONE, "does not write tool call 1 of message 2; give one that does with --chat_template"),
         ("llama3", ONE, "the chat template does not write tool call 1 of message 2"),
         ("gemma", ONE, "the chat template refuses this chat: Conversation roles must alternate"),
         ("llama3_1", CHATS["in parallel"], "This model only supports single tool-calls at once!"),

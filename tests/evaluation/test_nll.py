@@ -24,6 +24,7 @@ from support.rows import step_rows
 from support.training import trainer_for
 
 ROWS = step_rows(24)
+STEP = {"objective": "step_jepa", "predictors": 2}
 
 
 def made_up(lengths):
@@ -63,13 +64,7 @@ def trained(tmp_path, tokenizer, **options):
     "options",
     [
         {"objective": "regular", "max_length": 30},
-        {
-            "objective": "step_jepa",
-            "predictors": 2,
-            "system_prompt": "Be brief.",
-            "peft": lora_config(4),
-            "forward": "two_pass",
-        },
+        {**STEP, "system_prompt": "Be brief.", "peft": lora_config(4), "forward": "two_pass"},
     ],
 )
 def test_it_is_the_evaluation_loss_of_training(tmp_path, tokenizer, options):

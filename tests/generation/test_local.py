@@ -204,8 +204,7 @@ def test_modes_and_seeds(model, tokenizer):
     assert model.training and model.model.layers[0].training and not model.model.norm.training
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     state = torch.random.get_rng_state()
-    first, again, other = (
-        generate_batch(model, tokenizer, PROMPTS, 5, [], temperature=2.0, seed=seed) for seed in (1, 1, 2)
-    )
+    hot = {"temperature": 2.0}
+    first, again, other = (generate_batch(model, tokenizer, PROMPTS, 5, [], seed=seed, **hot) for seed in (1, 1, 2))
     assert first == again != other
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -158,11 +158,6 @@ def read(tmp_path):
         ({"question": None, "answer": None, "text": "q", "code": "[a-z]+"}, {}, ("q", "[a-z]+", "[a-z]+")),
         ({"question": "q", "answer": "#### 1\nNo:\n####  7"}, {}, ("q", "#### 1\nNo:\n####  7", "1")),
         ({"question": "q", "answer": "\\boxed{5}.\n#### 6"}, {}, ("q", "\\boxed{5}.\n#### 6", "6")),
-        (
-            {"question": "q", "answer": r"So \boxed{\frac{1}{2}}."},
-            {},
-            ("q", r"So \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
-        ),
         ({"question": "q", "ground_truth": 3}, {}, ("q", "", "3")),
         ({"question": "q", "answer": "#### 3", "ground_truth": "4"}, {}, ("q", "#### 3", "4")),
         (

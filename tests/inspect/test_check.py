@@ -158,7 +158,7 @@ CASES = [
     ("duplicate_texts", TEXTS[1:3], {}, None, []),
     (
         *("eval_in_train", TRAIN, {"eval_file": HELD_OUT}, (1, 2)),
-        ["1 of 2 rows (50.0 %) of list repeat questions of the training file (first: list row 0 and list row 2)"],
+        ["1 of 2 rows (50.0 %) of list ask what a row of the training file asks (first: list row 0 and list row 2)"],
     ),
     ("eval_in_train", TRAIN, {"eval_file": HELD_OUT[1:]}, None, []),
     ("eval_in_train", [{"q": "one", "a": "x"}], {"eval_file": [{"q": "One", "a": "y"}], **NAMED}, (1, 1), []),
@@ -214,7 +214,7 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
     whole = check(str(file), "micro", max_length=20, **options)
     monkeypatch.setattr(statistics, "CHUNK_ROWS", 2)
-    for model, processes in (("micro", 1), ("micro", 2), (None, 2)):
+    for model, processes in (("micro", 2), (None, 2)):
         found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
         assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
     assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats
@@ -254,12 +254,8 @@ def test_the_rows_are_read_once():
 
 
 def test_tokens_of_plain_text():
-    rows = [
-        {"text": "one two three four"},
-        {"text": ""},
-        {"input_ids": [7, 8, 9]},
-        {"question": "how", "answer": "one"},
-    ]
+    rows = [{"text": "one two three four"}, {"text": ""}, {"input_ids": [7, 8, 9]}]
+    rows.append({"question": "how", "answer": "one"})
     found = tokens_of(rows, "split", max_length=3, labels="assistant")
     # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
     assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
@@ -268,19 +264,6 @@ def test_tokens_of_plain_text():
     assert any("3 examples: texts are cut into blocks of max_length" in line for line in found.lines())
     with pytest.raises(DataError, match="needs chats"):
         tokens_of(rows, "step_jepa")
-
-
-def test_the_record_and_the_lines():
-    report = tokens_of([*ROWS, 3])
-    assert json.loads(json.dumps(report.to_dict()))["data"]["rows_skipped"] == {"not_an_object": 1}
-    lines = report.lines()
-    assert lines[1:3] == [
-        "  list: 4 rows read, 3 kept, 1 skipped, 2 pairs",
-        "    skipped 1: the row is not an object with columns (first: list row 3: the row has type int; "
-        "it must be an object)",
-    ]
-    assert "    1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
-    assert "  Truncation at max_length 1,024: 0 answers cut, 0 rows skipped; all chats fit into 13" in lines
 
 
 def test_the_report_is_that_of_training():

@@ -42,9 +42,8 @@ def test_it_says_and_writes_what_the_command_does(file, tmp_path, capsys):
 def test_rows_and_tokenizers_of_all_kinds(file):
     rows = step_rows(6)
     tokenizer = load_tokenizer("tiny", texts_of([rows]))
-    shown = [
-        show_row(data, by, 1, **STEP).record for data, by in ((file, "tiny"), (rows, tokenizer), (iter(rows), "tiny"))
-    ]
+    kinds = (file, "tiny"), (rows, tokenizer), (iter(rows), "tiny")
+    shown = [show_row(data, by, 1, **STEP).record for data, by in kinds]
     assert len({record.texts for record in shown}) == 1 and len(shown[0].pairs) == 1
 
 
