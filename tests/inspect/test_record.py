@@ -1,5 +1,7 @@
 """The record of a row: layout, names and kinds of tokens and readouts, typed by hand."""
 
+from itertools import groupby
+
 import numpy as np
 import pytest
 
@@ -27,6 +29,11 @@ def steps(predictors=2):
     return paired(range(6), ((1, 6),), [Views(2, 3, 5)], predictors)
 
 
+# The same with horizons 1 and 2: a -> b, a -> c, b -> c.
+def horizons(predictors=1):
+    return paired([0, 1, 2, 3, 5], ((1, 5),), [Views(1, 2, 3), Views(1, 3, 4), Views(2, 3, 4)], predictors)
+
+
 # Prompt q, answer a. Source view: q b <p1> <p2> e; target view: q c e, read at c.
 def standalone(predictors=2):
     source, target = Segment(ids(0, 2, 5), ISOLATED, 0, slots=predictors, slot=2), Segment(ids(0, 3, 5), ISOLATED, 0)
@@ -42,6 +49,65 @@ def halves(predictors=1):
 def record(maker, predictors=2, **options):
     """The row of the example that is made for so many predictors."""
     return row_record(maker(predictors), predictors, WORDS.__getitem__, vocabulary=6, **options)
+
+
+# maker, predictors; texts, positions, segments, names (with how many tokens), kinds; and of each pair the tokens
+# source end, source, target, then source segment, original and copy.
+LAYOUTS = {
+    "packed": (
+        (steps, 2),
+        ["q", "a", "b", "c", "d", "e", P1, P2, "c", "d"],
+        [0, 1, 2, 3, 4, 5, 3, 4, 5, 6],
+        [0] * 6 + [1, 1, 2, 2],
+        "trunk: prompt 1|trunk: answer 5|branch 1 2|target 1 2",
+        "prompt answer source_end original original answer predictor predictor target target",
+        [(2, 7, 9, None, (3, 5), (8, 10))],
+    ),
+    "shared": (
+        (horizons, 1),
+        ["q", "a", "b", "c", "e", P1, "b", "c", P1],
+        [0, 1, 2, 3, 4, 2, 3, 4, 3],
+        [0] * 5 + [1, 2, 3, 4],
+        "trunk: prompt 1|trunk: answer 4|branch 1 1|target 1 1|target 2 1|branch 3 1",
+        "prompt source_end source_end original answer predictor target target predictor",
+        [(1, 5, 6, None, (2, 3), (6, 7)), (1, 5, 7, None, (3, 4), (7, 8)), (2, 8, 7, None, (3, 4), (7, 8))],
+    ),
+    "standalone": (
+        (standalone, 2),
+        ["q", "a", "q", "b", P1, P2, "e", "q", "c", "e"],
+        [0, 1, 0, 1, 2, 3, 4, 0, 1, 2],
+        [0] * 2 + [1] * 5 + [2] * 3,
+        "trunk: prompt 1|trunk: answer 1|source 1 5|target 1 3",
+        "prompt answer source source predictor predictor source target target target",
+        [(6, 5, 8, (2, 7), None, (7, 10))],
+    ),
+    "inline": (
+        (steps, 2),
+        ["q", "a", "b", P1, P2, "c", "d", "e"],
+        list(range(8)),
+        [0] * 8,
+        "trunk: prompt 1|trunk: answer 2|predictors 2|trunk: answer 3",
+        "prompt answer source_end predictor predictor isolated isolated answer",
+        [(2, 4, 6, None, (5, 7), (5, 7))],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_by_hand(name):
+    (maker, predictors), texts, positions, segments, names, kinds, pairs = LAYOUTS[name]
+    row = record(maker, predictors, inline=name == "inline")
+    assert list(row.texts) == texts and row.positions.tolist() == positions and row.segments.tolist() == segments
+    assert "|".join(f"{one} {len(list(own))}" for one, own in groupby(row.names)) == names
+    assert " ".join(row.kinds) == kinds
+    labels = [token in ("a", "b", "c", "d", "e") for token in texts]
+    on_trunk = [one.startswith("trunk") for one in row.names]
+    assert row.labelled.tolist() == [label and trunk for label, trunk in zip(labels, on_trunk, strict=True)]
+    for pair, (end, source, target, segment, original, copy) in zip(row.pairs, pairs, strict=True):
+        views = pair.views
+        terms = *pair.source, *pair.target
+        assert [views.source_end, *(one.token for one in terms)] == [end, source, target]
+        assert (views.source_segment, views.original, views.copy) == (segment, original, copy)
 
 
 def test_fields_and_sections():

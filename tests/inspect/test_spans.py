@@ -48,6 +48,18 @@ def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer):
     assert row.texts[row.pairs[1].arrow[1]] == "."
 
 
+def test_several_answers_have_their_own_steps(tokenizer):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b\n\nc"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+    _, spans = encoded(tokenizer, messages, make_splitter("separator"))
+    names = [span.name for span in spans]
+    assert names == ["user", "answer 1, step 1", "answer 1, step 2", "user", "answer 2, step 1"]
+
+
 CHAT = [
     {"role": "user", "content": "What is it?"},
     {"role": "assistant", "content": "First we add 2 and 3."},

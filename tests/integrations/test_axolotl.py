@@ -254,6 +254,18 @@ def test_what_cannot_be_combined_is_one_line(changes, message):
 
 
 @pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"predictorz": 2}, "unknown option 'predictorz'.*predictors"),
+        ({"lbd": -1}, "lbd is -1"),
+        ({"learning_rate": 1e-3}, "learning_rate is for JEPATrainer"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_one_line(folder, options, message):
+    assert_refused(f"jepa: {message}", loaded, config(jepa=options))
+
+
+@pytest.mark.parametrize(
     ("entry", "key"),
     [
         ({"type": "alpaca"}, "type"),

@@ -10,11 +10,12 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
+from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.extras import PredictorRows, add_extras
-from stepjepa.modeling.flops import KERNELS, ModelCost, batch_flops
+from stepjepa.modeling.flops import KERNELS, ModelCost, PassCost, batch_flops
 from stepjepa.modeling.forward import attach_forest_forward, causal_lm
 from stepjepa.modeling.masks import SEGMENTS, use_attention
-from support.models import ARCHITECTURES, TRAINED_VOCABULARY, made_up_examples, tiny_model
+from support.models import ARCHITECTURES, TRAINED_VOCABULARY, Views, made_up_example, made_up_examples, tiny_model
 
 LINEAR = "all-linear"
 
@@ -86,7 +87,7 @@ TRAINED = [
 
 
 # What differs from others in its sizes alone.
-ALIKE = {"qwen2", "qwen3", "olmo2", "granite_scaled_logits", "gpt_neox", "mistral_sliding"}
+ALIKE = {"qwen2", "qwen3", "olmo2", "granite_scaled_logits", "gpt_neox"}
 QUICK = [pytest.param(*case, marks=pytest.mark.long if case[0] in ALIKE else ()) for case in TRAINED]
 
 
@@ -149,10 +150,46 @@ def test_means_and_layers():
     check(model, 0, examples=made_up_examples(0, mean=True, layer=1))
 
 
+def test_long_heads_are_computed_again():
+    cost = ModelCost.of(ready("granite_scaled_logits"), TRAINED_VOCABULARY)
+    assert cost.chunk == 2**26 // TRAINED_VOCABULARY
+    states, weight = torch.randn(50, 32, requires_grad=True), torch.randn(TRAINED_VOCABULARY, 32, requires_grad=True)
+    for rows in (50, 16):
+        with FlopCounterMode(display=False) as counter:
+            limit = 4 * TRAINED_VOCABULARY * rows
+            labels = torch.zeros(50, dtype=torch.int64)
+            linear_cross_entropy_sum(states, weight, labels, scale=0.5, max_logits_bytes=limit).backward()
+        assert counter.get_total_flops() == replace(cost, chunk=rows).heads(50, 0)
+    assert replace(cost, chunk=16).heads(50, 0) == 4 / 3 * cost.heads(50, 0)
+
+
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "linear_cross_entropy"), reason="this torch has no kernel for it")
 def test_torchs_own_kernel_repeats_nothing(plain_cost):
     assert plain_cost.label_again == 0
     assert ModelCost.of(ready(), TRAINED_VOCABULARY, autocast=True).label_again > 0
+
+
+# Every token costs 1, in the last MLP 10, each key 100, each label 1000. Nothing is trained. A trunk of 6 tokens predicts
+# 4 labels; a branch has 2 predictors after 3 tokens of it, and a target 3 tokens.
+BY_HAND = ModelCost(PassCost(1, 10, 100), PassCost(1, 10, 100), 1000, 0, 10**6, 0)
+PREDICTORS, VIEWS = predictor_ids(2), [Views(2, 3, 6)]
+PACKED = ForestCollator(PREDICTORS, 0, pad_to_multiple_of=12)
+
+
+@pytest.mark.parametrize(
+    ("views", "collate", "flops"),
+    [
+        # One padded token; 4 labels, the source and the target are read.
+        (VIEWS, PACKED, 12 + 6 * 10 + 12 * 1200 + 4000),
+        # A branch that serves two targets sees 6 + 2 keys; trunk and targets see themselves.
+        ([*VIEWS, Views(2, 4, 6)], PACKED.in_one_row, 13 + 70 + 100 * (6 * 6 + 2 * 8 + 3 * 3 + 2 * 2) + 4000),
+        # Rows of 6 tokens, and of 5 (3 of the trunk and the predictors) and 3, padded to 5.
+        (VIEWS, TwoPassCollator(PREDICTORS, 0), 6 * 611 + 2 * 5 * 511 + 4000),
+    ],
+)
+def test_by_hand(views, collate, flops, monkeypatch):
+    monkeypatch.setattr("stepjepa.forest.layout.CALL_COST", 0)
+    assert batch_flops(collate([made_up_example(6, views, predictors=2)]), BY_HAND) == flops
 
 
 def test_the_model_is_left_as_it_was():
