@@ -122,7 +122,7 @@ def test_where_the_database_is(metric, folder, tmp_path):
         alone.score("SELECT 1", {"query": "SELECT 1", "db_id": "school"})
     for row, message in [
         ({"db_id": "other"}, "no database .*other.sqlite"),
-        ({"db_id": "../school"}, "no name of a database"),
+        ({"db_id": "../school"}, "not the name of a database"),
         ({}, "names no database"),
     ]:
         with pytest.raises(DataError, match=message):
