@@ -17,6 +17,17 @@ def tool(monkeypatch):
 
 
 @pytest.fixture
+def sources(tool):
+    """Planted files of the library: path below it -> text."""
+    source = tool("figures").Source
+
+    def planted(**texts):
+        return [source(Path("stepjepa", *name.split("__")).with_suffix(".py"), text) for name, text in texts.items()]
+
+    return planted
+
+
+@pytest.fixture
 def run(tool, monkeypatch, tmp_path):
     """`tools/house.py` on recorded and measured (lines, share): its exit status, and what is recorded after it."""
     house, figures, path = tool("house"), tool("figures"), tmp_path / "house.json"
@@ -51,3 +62,18 @@ def run(tool, monkeypatch, tmp_path):
 )
 def test_figures_only_get_better(run, now, measured, flags, status, recorded):
     assert run(now, measured, *flags) == (status, recorded)
+
+
+@pytest.mark.parametrize(
+    ("back", "files", "packages"),
+    [
+        ("from stepjepa.data import b", ["stepjepa.data.b <-> stepjepa.forest.a"], ["data <-> forest"]),
+        ("from stepjepa.data import c", [], ["data <-> forest"]),
+        ("if TYPE_CHECKING:\n    from stepjepa.data import b", ["stepjepa.data.b <-> stepjepa.forest.a"], []),
+        ("from stepjepa.errors import DataError", [], []),
+    ],
+)
+def test_import_circles(tool, sources, back, files, packages):
+    figures = tool("figures")
+    found = figures.import_links(sources(data__b="from ..forest import a", data__c="", forest__a=back, errors=""))
+    assert [figures.circles(links) for links in found] == [files, packages]

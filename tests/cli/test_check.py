@@ -10,6 +10,22 @@ ROW = {"question": "How many?", "answer": "First one.\n\nThen two."}
 STEPS = {"question": "How many are they?", "answer": "First one.\n\nThen two.\n\nSo three."}
 
 
+def test_a_good_file(tmp_path, capsys):
+    file = write(tmp_path / "data.jsonl", [ROW, ROW])
+    lines = printed(capsys, ["check", file]).splitlines()
+    for line in (
+        f"Format check: {file}",
+        "  Rows: 2 read, 2 usable, 0 skipped",
+        f"{file} line 1 (2 steps)",
+        "    How many?",
+        "    Then two.",
+        "     2         2 rows  100.0%",
+    ):
+        assert line in lines
+    assert all(len(line) <= 100 or len(line.split()) < 4 for line in lines)
+    assert lines[-1] == "Verdict: ready for step_jepa: 2 of 2 rows have two or more steps"
+
+
 def test_the_report_on_a_good_file_fits_on_a_screen(tmp_path, capsys):
     answers = ["\n\n".join(f"Step {n} adds a number." for n in range(steps)) for steps in (2, 3, 4, 5) * 3]
     rows = [{"question": f"How many are {n}?", "answer": answer} for n, answer in enumerate(answers)]
@@ -32,9 +48,19 @@ def test_what_a_model_will_see(tmp_path, capsys):
         "skipped 1: the prompt alone fills max_length (first: ",
         "end of turn: <|end|>",
         "1 of 4 rows (25.0 %) are cut or skipped at max_length 40",
-        f"1 of 1 row (100.0 %) of {held_out} ask what a row of the training file asks",
+        f"1 of 1 row (100.0 %) of {held_out} repeat questions of the training file",
     ):
         assert part in said
     record = json.loads(printed(capsys, [*words, "--json"]))
     assert record["feeding"]["data"]["rows_skipped"] == {"not_an_object": 1, "no_room_for_answer": 1}
     assert [warning["name"] for warning in record["warnings"]] == ["eval_in_train", "truncated"]
+
+
+def test_plain_text(tmp_path, capsys):
+    file = write(tmp_path / "data.jsonl", [{"text": "One and two are three."}, {"input_ids": [5, 6, 7, 8]}])
+    words = ["check", file, "--model_name", "tiny"]
+    said = " ".join(printed(capsys, words).split())
+    assert "Verdict: plain text: train with --objective regular or split or next_latent" in said
+    assert f"entries), split, K = 1, packed {file}: 2 rows read, 2 kept, 0 skipped, 2 pairs" in said
+    assert "entries), regular" in printed(capsys, [*words, "--regular"])
+    assert main([*words, "--step_jepa"]) == 2 and "step_jepa needs chats" in capsys.readouterr().err

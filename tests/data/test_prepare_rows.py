@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from stepjepa.data import prepare_rows
 from stepjepa.data.options import PrepareOptions
 from stepjepa.data.prepare import prepare
 from stepjepa.data.prepare_rows import (
@@ -200,3 +201,10 @@ def test_examples_of_the_docs(tmp_path):
         out = tmp_path / f"{name}.jsonl"
         assert prepare(PrepareOptions(output_file=str(out)), [json.loads(raw)]).format == name
         assert json.loads(out.read_text())["messages"][-1]["content"] == shown
+
+
+def test_every_option_and_reason_is_in_the_docs():
+    named = set(re.findall(r"`(\w+)`", PAGE))
+    raised = set(re.findall(r'RowError\(\s*"(\w+)"', Path(prepare_rows.__file__).read_text()))
+    assert {*raised, "duplicate", "truncated_line", "not_utf8", "broken_json", "broken_csv", "line_too_long"} <= named
+    assert len(raised) > 7 and set(PrepareOptions.__dataclass_fields__) <= set(re.findall(r"--(\w+)", PAGE))
