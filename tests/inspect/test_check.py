@@ -158,7 +158,7 @@ CASES = [
     ("duplicate_texts", TEXTS[1:3], {}, None, []),
     (
         *("eval_in_train", TRAIN, {"eval_file": HELD_OUT}, (1, 2)),
-        ["1 of 2 rows (50.0 %) of list ask what a row of the training file asks (first: list row 0 and list row 2)"],
+        ["1 of 2 rows (50.0 %) of list repeat questions of the training file (first: list row 0 and list row 2)"],
     ),
     ("eval_in_train", TRAIN, {"eval_file": HELD_OUT[1:]}, None, []),
     ("eval_in_train", [{"q": "one", "a": "x"}], {"eval_file": [{"q": "One", "a": "y"}], **NAMED}, (1, 1), []),
