@@ -86,7 +86,6 @@ def test_a_key_sets_its_field(line, name, value, write):
         ("? [a, b]\n: 1", "expected a name as the key, got a sequence"),
         ("lbd: !!python/object:os.system {}", None),
         ("lbd: *base", "not valid YAML: found undefined alias 'base'"),
-        ("layers: &a [*a]", None),
     ],
 )
 def test_a_key_or_value_that_does_not_fit(line, text, write):

@@ -6,10 +6,11 @@ import json
 import pytest
 
 from stepjepa.data.encode import encode_dataset
+from stepjepa.data.report import DataWarning
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.inspect import statistics
-from stepjepa.inspect.check import DataWarning, check, text_warnings, warning_lines
+from stepjepa.inspect.check import check, text_warnings, warning_lines
 from stepjepa.inspect.statistics import RowSample
 from support.checks import ROWS, check_format, tokens_of, warned, words
 from support.encoding import settings_of
@@ -274,12 +275,11 @@ def test_the_record_and_the_lines():
     report = tokens_of([*ROWS, 3])
     assert json.loads(json.dumps(report.to_dict()))["data"]["rows_skipped"] == {"not_an_object": 1}
     lines = report.lines()
-    assert lines[1:3] == [
-        "  list: 4 rows read, 3 kept, 1 skipped, 2 pairs",
-        "    skipped 1: the row is not an object with columns (first: list row 3: the row has type int; "
-        "it must be an object)",
-    ]
-    assert "    1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
+    assert lines[1] == "  list: 4 rows read, 3 kept, 1 skipped, 2 pairs"
+    assert (
+        "  skipped 1: the row is not an object with columns (first: list row 3: the row has type int; it must be an object)"
+    ) in lines
+    assert "  1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
     assert "  Truncation at max_length 1,024: 0 answers cut, 0 rows skipped; all chats fit into 13" in lines
 
 

@@ -378,13 +378,15 @@ class Unread(NamedTuple):
 
 
 def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
-    """The options, out of the names `given`, that lack what they need, in the order of the fields."""
+    """The options, out of the names `given`, that differ from their defaults and lack what they need, in the order of the
+    fields."""
     given = set(given)
     unread = []
     for option in options_of(type(options)).values():
         reasons = [_unmet(options, needed, wanted) for needed, wanted in option.needs.items()]
         reasons = list(filter(None, reasons))
-        if option.name in given and reasons:
+        changed = option.name in given and getattr(options, option.name) != option.default
+        if changed and reasons:
             unread.append(Unread(option.name, reasons[0]))
     return unread
 

@@ -23,7 +23,7 @@ from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
-from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog, refuse_other
+from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.text import slug
@@ -159,12 +159,6 @@ def metrics_record(
         "identity": output.identity,
         "model_folder": None if place.folder is None else digest(model_parts(place.folder)),
     }
-
-
-def refuse_other_options(path: Path, record: Record, options: EvaluateOptions) -> None:
-    """Raises ConfigError: the metrics in a record have other options. A record holds one set of them for all metrics."""
-    name = _NAME.metric_options
-    refuse_other(path, {name: record["settings"][name]}, {name: options.metric_options})
 
 
 def restore(log: ReplyLog, record: Record, path: Path) -> None:
