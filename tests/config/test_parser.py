@@ -110,8 +110,6 @@ def test_free_words_and_fields_that_cannot_be_set():
 
 
 def test_mistakes_of_the_caller_are_told():
-    with pytest.raises(ValueError, match="two option dataclasses have a field 'objective'"):
-        StrictParser((Options, Options))
     assert Names(JEPAOptions).lbd == "lbd"
     with pytest.raises(AttributeError, match="'lbdd'"):
         Names(JEPAOptions).lbdd  # noqa: B018

@@ -396,9 +396,9 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     return list(zip([0, *starts[1:]], [*starts[1:], len(text)], strict=True))
 
 
-def join_steps(steps: Sequence[str], separator: str = "\n\n") -> str:
+def join_steps(steps: Sequence[str]) -> str:
     """Join steps into one text, without blank ones."""
-    return separator.join(step for step in steps if step.strip())
+    return _BLANK_LINE.join(step for step in steps if step.strip())
 
 
 def rules_for(

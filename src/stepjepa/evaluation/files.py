@@ -15,7 +15,6 @@ from pathlib import Path
 import transformers
 
 from stepjepa.config.option import Names
-from stepjepa.data.options import ColumnOptions
 from stepjepa.data.template import template_of
 from stepjepa.data.tokens import Prompter
 from stepjepa.evaluation.options import EvaluateOptions
@@ -123,9 +122,8 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
         ConfigError: the files cannot be used, or belong to another evaluation.
     """
     options, prompter = model.options, model.prompter
-    # The options of columns are left out: they decide the questions, which `data` identifies already.
     identity = {
-        **options.deciding(ColumnOptions),
+        **options.deciding(),
         "chat_template": digest([template_of(prompter.tokenizer).encode()]),
         "model": model.fingerprint,
         "data": data,

@@ -191,7 +191,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     data, settings = run.block.data, run.settings
     files = data.paths(study.output_dir)
     # The base may set options of an objective that this arm does not have.
-    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    known = options_of(RunOptions, JEPAConfig)
     values = {name: value for name, value in carried(known, settings).items() if name in known}
     # The run's name in trackers: study/arm/seed-1. A run_name in the base replaces the name of the study.
     title = settings.get("run_name") or study.output_dir.resolve().name

@@ -38,6 +38,8 @@ _SAMPLES, _SAMPLE_BYTES = 64, 2**15
 # A longer line is refused before all of it is in memory.
 MAX_LINE_BYTES = 64 * 2**20
 _SKIPPED_AT_ONCE = 2**20
+# Deeper JSON could exceed the recursion limit of code that walks through it.
+_MOST_NESTED = 100
 # A JSON integer with more digits does not fit into a float.
 _MOST_DIGITS = 300
 
@@ -170,9 +172,19 @@ def parse_json(text: str | bytes) -> object:
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
-        return json.loads(text, parse_int=_whole_number)
+        value = json.loads(text, parse_int=_whole_number)
+        # The decoder accepts deeper nesting than recursive code. Counting brackets first avoids the walk for most texts.
+        if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
+            raise RecursionError
     except RecursionError:
         raise ValueError("nested too deeply") from None
+    return value
+
+
+def _depth(value: object) -> int:
+    """Depth of nested lists and objects."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return 1 + max(map(_depth, inner), default=0)
 
 
 def _whole_number(digits: str) -> int:
