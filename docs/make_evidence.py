@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import page_tables
 
-from stepjepa.analysis.plots import GREY, legend_below, look, new_figure, save_figure
+from stepjepa.analysis.plots import legend_below, look, new_figure, save_figure
 from stepjepa.study.compare import ArmComparison, ComparedArm, Kind
 from stepjepa.study.reading import read_study
 from stepjepa.study.records import RunRecord
@@ -169,7 +169,7 @@ def forest_figure(
             face = "white" if low is None else styles[kind]["color"]
             axis.errorbar([mean], [y], xerr=reach, markersize=6, markerfacecolor=face, **styles[kind])
             y += 1
-        axis.axhline(y - 0.2, color=GREY, linewidth=0.5, alpha=0.5)
+        axis.axhline(y - 0.2, color="#6b6b6b", linewidth=0.5, alpha=0.5)
         y += 0.6
     axis.axvline(0, color="black", linewidth=1)
     axis.set_yticks(*zip(*middles, strict=True), fontsize=10)

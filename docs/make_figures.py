@@ -19,7 +19,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from stepjepa.analysis.plots import save_figure
-from stepjepa.data.encode import EncodeOptions, encode_dataset, make_encoder, read_chat
+from stepjepa.data.encode import CheckedChat, EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
@@ -75,7 +75,7 @@ def record(inline: bool = False, labels: str = "assistant", texts: Sequence[str]
     row = {"messages": messages}
     store, _ = encode_dataset([row], tokenizer(), renderer, options)
     encoder = make_encoder(RowSource([row]), tokenizer(), renderer, options)
-    spans = trunk_spans(encoder, read_chat(row, renderer, options))
+    spans = trunk_spans(encoder, CheckedChat.of(row, options, options.needs_steps, renderer))
     size = len(tokenizer())
     names = dict(enumerate(predictor_names(2), size))
     return row_record(store[0], RowForm((size, size + 1), names, inline), token_text(tokenizer()), spans)

@@ -153,13 +153,12 @@ def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
 
 def _show_first_row(run: RunOptions, config: JEPAConfig) -> None:
     """Draw the first row; if it cannot be drawn, print a note."""
-    from stepjepa.config.option import options_of
     from stepjepa.errors import StepJepaError
     from stepjepa.inspect.view import show_row
-    from stepjepa.training.options import JEPAOptions
+    from stepjepa.training.options import method_of
     from stepjepa.utils.terminal import print_drawn, print_text
 
-    method = {name: getattr(config, name) for name in options_of(JEPAOptions)}
+    method = vars(method_of(config))
     try:
         print_drawn(
             str(show_row((run.train_file or [""])[0], run.model_name, seed=config.seed, **method))
@@ -188,10 +187,7 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
 
 
 def _next_commands(run: RunOptions, output: Path) -> str:
-    """The commands to type after a run, with the metric that fits most of the first rows."""
-    from collections import Counter
-    from itertools import islice
-
+    """The commands to type after a run, with the metric that fits the first row."""
     from stepjepa.config.option import Names
     from stepjepa.data.sources import RowSource
     from stepjepa.errors import StepJepaError
@@ -199,12 +195,13 @@ def _next_commands(run: RunOptions, output: Path) -> str:
     from stepjepa.evaluation.options import EvaluateOptions
 
     name, folder = Names(EvaluateOptions), shlex.quote(str(output))
-    fitting = Counter[str]()
+    metric = "exact"
     # The data may be gone by now; a hint is no reason to fail after hours of training.
-    with suppress(StepJepaError, OSError):
+    with suppress(StepJepaError, OSError, StopIteration):
         rows = RowSource((run.train_file or [""])[0], run.dataset_split)
-        fitting.update(fitting_metric(row) for _, row in islice(rows, 20) if isinstance(row, dict))
-    metrics = run.eval_metrics or [metric for metric, _ in fitting.most_common(1)] or ["exact"]
+        _, row = next(iter(rows))
+        metric = fitting_metric(row)
+    metrics = run.eval_metrics or [metric]
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
     what = f"--{name.test_file} {test} --{name.metric} {' '.join(metrics)}"
     return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"

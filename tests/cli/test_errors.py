@@ -195,7 +195,6 @@ MODELS = [
     ("evaluate model rows.jsonl --metric nothing:f", "No module named 'nothing'"),
     ("evaluate model rows.jsonl --metric code_execution", "code_execution was removed; use tasks of the lm-evaluation"),
     ('evaluate model rows.jsonl --metric exact --metric_options {"k":1}', "no option 'k' of exact"),
-    ("evaluate model --quiet=true", "--quiet takes no value"),
     ("evaluate model --harness sumz", "the harness has no task 'sumz'; did you mean 'sums'?"),
     ("evaluate model --harness sums --metric exact", "leave --metric out"),
     ("evaluate model rows.jsonl --harness sums", "leave --test_file out"),

@@ -107,7 +107,7 @@ def test_every_row_is_counted_once(bpe_tokenizer):
     assert record["end_of_turn"] == "<|im_end|>" and record["pairs_dropped"] == {}
     lines = report.lines()
     assert lines[0] == "list: 12 rows read, 3 kept, 9 skipped, 2 pairs"
-    assert "  1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
+    assert "1 without a pair (plain language modelling): the answer has fewer than two steps" in lines
     assert all("\n" not in line for line in lines)
 
 

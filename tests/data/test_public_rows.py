@@ -178,7 +178,7 @@ def test_drop_longer():
         _, examples, report = encode(rows, max_length=100, drop_longer=True, strict_data=strict)
         assert len(examples) == 1 and report.rows_skipped == {"longer_than_max_length": 1}
         assert any(
-            line.startswith("  skipped 1: longer than max_length, left out by drop_longer") for line in report.lines()
+            line.startswith("skipped 1: longer than max_length, left out by drop_longer") for line in report.lines()
         )
     assert len(encode([{"text": "a b c " * 200}, {"text": "d e f"}], max_length=100, drop_longer=True)[1]) > 2  # blocks
 
@@ -193,11 +193,9 @@ def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
     assert "columns not read (ids, categories and the like): id, level" in str(report)
     _, _, data = encode(rows)
     lines = "\n".join(data.lines())
-    assert (
-        "  warning: column 'hint': text in 3 rows that is not read: write it into the question or the answer" in lines
-    )
-    assert "  warning: 1 row with a rejected answer, which is not read; the other one" in lines
-    assert "  warning: 1 row with a message of the user at the end, which is context; the answers" in lines
+    assert "warning: column 'hint': text in 3 rows that is not read: write it into the question or the answer" in lines
+    assert "warning: 1 row with a rejected answer, which is not read; the other one" in lines
+    assert "warning: 1 row with a message of the user at the end, which is context; the answers" in lines
     assert lines.count("warning:") == 3 and lines.count("columns not read") == 1
     assert DataReport.from_dict(json.loads(json.dumps(data.to_dict()))).lines() == data.lines()
     # Two columns that are named are a choice.
@@ -286,4 +284,4 @@ def test_one_step_answers_advise_llm_jepa():
     with pytest.raises(DataError, match="train with --objective llm_jepa, which needs no steps"):
         encode_for_training(rows, byte_bpe_tokenizer(), JEPAOptions(objective="step_jepa"))
     _, _, report = encode([*rows, {"question": Q, "answer": A}], objective="step_jepa")
-    assert "  most answers have one step: llm_jepa needs no steps" in report.lines()
+    assert "most answers have one step: llm_jepa needs no steps" in report.lines()

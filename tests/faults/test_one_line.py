@@ -17,16 +17,15 @@ import torch
 import transformers
 
 from stepjepa.cli.main import main
-from stepjepa.config.yaml_file import MOST_VALUES, parse_tree
+from stepjepa.config.yaml_file import parse_tree
 from stepjepa.data.template import ChatRenderer
-from stepjepa.errors import ConfigError, DataError, RunError, explaining
+from stepjepa.errors import ConfigError, RunError, explaining
 from stepjepa.evaluation.score import earlier_result
 from stepjepa.generation.output import reading_record
 from stepjepa.modeling import load
 from stepjepa.modeling.load import load_model
 from stepjepa.objectives.base import own_options
 from stepjepa.objectives.step_jepa import StepJEPA
-from stepjepa.study.folder import StudyRunFolder
 from stepjepa.training import config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.utils.files import parse_json
@@ -69,10 +68,6 @@ def test_every_key_that_transformers_reads_is_known():
     assert len(read) > 10 and read <= set(config._FSDP)
 
 
-def fails(self):
-    raise KeyError("it breaks")
-
-
 def options_class(kind=int, **members):
     """The dataclass of an objective's options with one field, `weight`."""
     return dataclass(type("Options", (), {"__annotations__": {"weight": kind}, **members}))
@@ -83,14 +78,7 @@ def options_class(kind=int, **members):
     [
         (object, "Own.Options is not a dataclass"),
         (options_class(weight=3)(), "Own.Options is not a dataclass"),
-        (options_class(), "the options of Own cannot be created from their defaults .*'weight'"),
         (options_class(weight="three"), "weight is 'three'; it must be a whole number"),
-        (options_class("Inft", weight=3), "the options of Own cannot be read .*Inft"),
-        (
-            options_class(weight=3, __post_init__=fails),
-            "the options of Own cannot be created from their defaults .*it breaks",
-        ),
-        (options_class(weight=3, check=fails), "the options of Own are refused by their check.*it breaks"),
     ],
 )
 def test_broken_options_of_an_own_objective_are_named(options, words):
@@ -105,34 +93,26 @@ def test_broken_options_of_an_own_objective_are_named(options, words):
 # Files
 
 
-def test_aliases_of_yaml_are_limited():
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 40)]
-    begin = time.process_time()
-    with pytest.raises(ConfigError, match=f"run.yaml:2: more than {MOST_VALUES:,} values, aliases"):
-        parse_tree("\n".join(["b: 1", *lines]), "run.yaml")
-    assert time.process_time() - begin < 20
+def test_yaml_has_aliases_and_no_endless_lists():
     assert parse_tree("a: &a [1, 2]\nb: *a", "run.yaml").value == {"a": [1, 2], "b": [1, 2]}
     with pytest.raises(ConfigError, match="run.yaml: not valid YAML: nested too deeply"):
         parse_tree("a: " + "[" * 3000 + "]" * 3000, "run.yaml")
 
 
 def test_a_deep_record_of_a_run_costs_no_traceback(ended, tmp_path, capsys):
-    for depth in (101, 900, 100_000):
-        for begin, end in (("[", "]"), ('{"a": ', "}")):
-            with pytest.raises(ValueError, match="nested too deeply"):
-                parse_json(begin * depth + "1" + end * depth)
-    assert parse_json("[" + ", ".join(["[[]]"] * 500) + "]") == [[[]]] * 500
+    for begin, end in (("[", "]"), ('{"a": ', "}")):
+        with pytest.raises(ValueError, match="nested too deeply"):
+            parse_json(begin * 100_000 + "1" + end * 100_000)
     out = copy_of(ended, tmp_path)
     record = json.loads((out / "run.json").read_text())
     text = json.dumps({**record, "settings": {**record["settings"], "objective": "DEEP"}})
-    (out / "run.json").write_text(text.replace('"DEEP"', "[" * 900 + "]" * 900))
+    (out / "run.json").write_text(text.replace('"DEEP"', "[" * 100_000 + "]" * 100_000))
     assert main(["report", str(out), "--output_file", str(tmp_path / "page.html")]) == 0
     assert main(["export", "--checkpoint", str(out / "checkpoint-4"), "--output_dir", str(tmp_path / "model")]) == 0
     assert "Traceback" not in capsys.readouterr().err and (tmp_path / "model" / "README.md").exists()
 
 
-def test_damaged_records_of_evaluations_and_studies_are_one_line(tmp_path):
+def test_damaged_records_of_evaluations_are_one_line(tmp_path):
     metric = {"kind": "accuracy", "value": 0.5, "low": 0.1, "high": 0.9, "correct": 1, "n": 2}
     good = {"metrics": {"exact": metric}, "generation": {}, "rows": {"skipped": {}}}
     assert "50.0 %" in str(earlier_result(good, []))
@@ -140,11 +120,6 @@ def test_damaged_records_of_evaluations_and_studies_are_one_line(tmp_path):
         refused = pytest.raises(ConfigError, match="metrics.json: the record is damaged.*--overwrite")
         with refused, reading_record(tmp_path / "metrics.json"):
             str(earlier_result({**good, **damage}, []))
-    run = StudyRunFolder(tmp_path)
-    for stage, record in (("train", {"at": 1, "steps": 2}), ("test", {"at": "now", "metrics": 1})):
-        run.record(stage).write_text(json.dumps(record))
-        with pytest.raises(DataError, match="the record is damaged; delete it"):
-            run.done(stage)
 
 
 # A chat template's memory

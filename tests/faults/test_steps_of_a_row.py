@@ -9,7 +9,7 @@ import pytest
 
 from stepjepa.analysis.states import read_pairs
 from stepjepa.cli.main import main
-from stepjepa.data.encode import encode_dataset, read_chat
+from stepjepa.data.encode import CheckedChat, encode_dataset
 from stepjepa.data.options import PrepareOptions
 from stepjepa.data.prepare import prepare
 from stepjepa.data.sources import RowSource
@@ -109,7 +109,7 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         assert trained.steps.own == len(rows) == trained.rows_kept, case
         assert trained.pairs == sum(total) - len(rows) == found.pairs_all, case
         for row, example in zip(rows, store, strict=True):
-            chat = read_chat(row, renderer, settings)  # as inspect reads it
+            chat = CheckedChat.of(row, settings, True, renderer)  # as inspect reads it
             (span,) = chat.shown.turns
             texts = [chat.rendered.text[span.start + a : span.start + b] for a, b in chat.steps.spans[0]]
             assert [text.strip() for text in texts] == row["steps"] and "".join(texts) == row["messages"][-1]["content"]
@@ -135,7 +135,7 @@ def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path,
 
     started, report = train(capsys, file, folder)
     assert report["pairs"] == paired and "steps: the rows' own" in started
-    assert "  steps: the rows' own" in data_lines({"train": report})  # as stepjepa report has it
+    assert "steps: the rows' own" in data_lines({"train": report})  # as stepjepa report has it
     for number, row in enumerate(rows[:3]):
         shown = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", number)
         assert "steps: the row's own" in shown

@@ -6,10 +6,11 @@ import json
 import pytest
 
 from stepjepa.data.encode import encode_dataset
+from stepjepa.data.report import DataWarning
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.inspect import statistics
-from stepjepa.inspect.check import DataWarning, check, text_warnings, warning_lines
+from stepjepa.inspect.check import check, text_warnings, warning_lines
 from stepjepa.inspect.statistics import RowSample
 from support.checks import ROWS, check_format, tokens_of, warned, words
 from support.encoding import settings_of

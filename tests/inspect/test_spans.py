@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepjepa.data.encode import encode_dataset, make_encoder, read_chat
+from stepjepa.data.encode import CheckedChat, encode_dataset, make_encoder
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.template import ChatRenderer
@@ -26,7 +26,7 @@ def encoded(tokenizer, messages, splitter):
     rows = [{"messages": messages}]
     store, _ = encode_dataset(rows, tokenizer, renderer, options)
     encoder = make_encoder(RowSource(rows), tokenizer, renderer, options)
-    return store[0], trunk_spans(encoder, read_chat(rows[0], renderer, options))
+    return store[0], trunk_spans(encoder, CheckedChat.of(rows[0], options, options.needs_steps, renderer))
 
 
 def test_spans_agree_with_the_pairs_of_the_data_package(tokenizer):
@@ -75,7 +75,7 @@ def named(tokenizer, labels="assistant", **options):
     rows = [{"messages": CHAT}]
     store, _ = encode_dataset(rows, tokenizer, renderer, settings)
     encoder = make_encoder(RowSource(rows), tokenizer, renderer, settings)
-    spans = trunk_spans(encoder, read_chat(rows[0], renderer, settings))
+    spans = trunk_spans(encoder, CheckedChat.of(rows[0], settings, settings.needs_steps, renderer))
     names, text = trunk_names(store[0], spans), token_text(tokenizer)
     found: dict[str, str] = {}
     for name, index in zip(names, store[0].trunk.tolist(), strict=True):

@@ -1,6 +1,6 @@
 """`check` and `inspect` of rows with tools."""
 
-from stepjepa.data.encode import make_encoder, read_chat
+from stepjepa.data.encode import CheckedChat, make_encoder
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.inspect.view import trunk_spans
@@ -14,7 +14,7 @@ def names_of(name, messages):
     tokenizer = tool_tokenizer(name)
     renderer, options = ChatRenderer(tokenizer), settings_of("step_jepa", max_length=4096)
     encoder = make_encoder(RowSource([row(messages)]), tokenizer, renderer, options)
-    chat = read_chat(row(messages), renderer, options)
+    chat = CheckedChat.of(row(messages), options, options.needs_steps, renderer)
     ids, _ = encoder.tokenised(chat)
     return [(one.name, tokenizer.decode(ids[one.start : one.stop].tolist())) for one in trunk_spans(encoder, chat)]
 

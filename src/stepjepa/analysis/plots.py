@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-GREY = "#6b6b6b"
 # Singular values below this share of the largest one are rounding errors.
 SPECTRUM_FLOOR = 1e-8
 

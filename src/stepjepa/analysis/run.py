@@ -188,7 +188,7 @@ class _Collection:
         model = load_analyzed(place, self._method, options)
         pairs = self._pairs(model, model.method)
         bar.say(f"{label}: {model.description}")
-        for line in [*view_notes(model, self._method), *(_data_lines(pairs) if first else ())]:
+        for line in [*view_notes(model, self._method), *(pairs.report.lines() if first else ())]:
             bar.say(f"  {line}")
         bar.begin(label, len(pairs.examples))
         states = collect_states(
@@ -239,18 +239,6 @@ class _Collection:
             head_layer=_TRUNK_ONLY,
         )
         return Walks(views[0, 0], places)
-
-
-def _data_lines(pairs: Pairs) -> list[str]:
-    """How many pairs there are and what was left out."""
-    report = pairs.report
-    line = f"{len(pairs.examples):,} pairs of {report.rows_read:,} rows"
-    skipped, without = report.rows_skipped.total(), report.examples_without_pairs.total()
-    if skipped:
-        line += f"; {skipped:,} rows skipped"
-    if without:
-        line += f"; {without:,} without a pair"
-    return [line, *report.steps.lines()]
 
 
 # Models on disk, with what training added to them (predictor tokens, head)

@@ -361,8 +361,6 @@ def _dispatch(argv: list[str]) -> int:
         print_error(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help")
         return 2
     try:
-        if any(word.startswith(f"{QUIET}=") for word in rest):
-            raise ConfigError(f"{QUIET} takes no value")
         with only_results(quiet):
             return run(command, rest)
     except StepJepaError as error:

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
 
 from stepjepa.config.gone import replacement
@@ -35,8 +36,6 @@ Needs = Mapping[str, "bool | tuple[str, ...]"]
 # The option that stores the further options, and the function from a value to the dataclass that declares them.
 Brings = tuple[str, Callable[[str], "type | None"]]
 T = TypeVar("T")
-# Options by dataclass: resolving type hints is slow, and the parser, the checks and the records all ask.
-_options_by_class: dict[type, dict[str, Option]] = {}
 _NUMBERS: dict[Any, str] = {int: "whole number", float: "finite number"}
 # The attributes of `Option` that bound a number, with the comparison that must hold.
 _COMPARISONS = {
@@ -289,15 +288,20 @@ def option(default: T, help: str, group: str | None = None, **about: Any) -> T:
     return dataclasses.field(metadata=metadata, **value)  # type: ignore[no-any-return]
 
 
-def options_of(dataclass: type) -> dict[str, Option]:
-    """The options of a dataclass by name: all fields that its constructor takes."""
-    if dataclass not in _options_by_class:
-        hints = get_type_hints(dataclass)
-        fields = [field for field in dataclasses.fields(cast(Any, dataclass)) if field.init]
-        _options_by_class[dataclass] = {
-            field.name: Option.of(field, hints[field.name]) for field in fields
-        }
-    return _options_by_class[dataclass]
+def options_of(*dataclass_types: type) -> dict[str, Option]:
+    """The options of dataclasses by name: all fields that their constructors take."""
+    options = dict[str, Option]()
+    for dataclass in dataclass_types:
+        options |= _options_of(dataclass)
+    return options
+
+
+# Cached: resolving type hints is slow, and the parser, the checks and the records all ask.
+@cache
+def _options_of(dataclass: type) -> dict[str, Option]:
+    hints = get_type_hints(dataclass)
+    fields = [field for field in dataclasses.fields(cast(Any, dataclass)) if field.init]
+    return {field.name: Option.of(field, hints[field.name]) for field in fields}
 
 
 class Topic:
@@ -378,13 +382,15 @@ class Unread(NamedTuple):
 
 
 def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
-    """The options, out of the names `given`, that lack what they need, in the order of the fields."""
+    """The options, out of the names `given`, that differ from their defaults and lack what they need, in the order of the
+    fields."""
     given = set(given)
     unread = []
     for option in options_of(type(options)).values():
         reasons = [_unmet(options, needed, wanted) for needed, wanted in option.needs.items()]
         reasons = list(filter(None, reasons))
-        if option.name in given and reasons:
+        changed = option.name in given and getattr(options, option.name) != option.default
+        if changed and reasons:
             unread.append(Unread(option.name, reasons[0]))
     return unread
 

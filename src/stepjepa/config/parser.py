@@ -134,16 +134,12 @@ class StrictParser:
         self.epilog = paragraphs[-1]
         self.positional, self.first = tuple(positional), dict(first or {})
         self.aliases: dict[str, Alias] = dict(aliases or {})
-        self.options: dict[str, Option] = {}
+        self.options = options_of(*self.dataclass_types)
         self._others = set(others)
         self._brought: set[str] = set()
-        for dataclass in self.dataclass_types:
-            for name, option in options_of(dataclass).items():
-                if name in self.options:
-                    raise ValueError(f"two option dataclasses have a field {name!r}")
-                self.options[name] = option
-                for spelling in option.aliases:
-                    self.aliases.setdefault(spelling, name)
+        for name, option in self.options.items():
+            for spelling in option.aliases:
+                self.aliases.setdefault(spelling, name)
 
     def values(self, argv: Sequence[str]) -> dict[str, Any]:
         """Parse the flags and the YAML file into values by field; `build` makes dataclasses of them.
@@ -474,9 +470,7 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
     Raises:
         ConfigError: a name that no dataclass has, or values that their own checks refuse.
     """
-    known = {
-        name: option for dtype in dataclass_types for name, option in options_of(dtype).items()
-    }
+    known = options_of(*dataclass_types)
     values = carried(known, values)
     for name in values:
         if name not in known:

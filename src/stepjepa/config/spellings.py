@@ -439,9 +439,7 @@ LEFT: dict[str, Answer] = {
 
 def published(*dataclass_types: type) -> dict[str, Alias]:
     """The spellings that set options of these dataclasses to values that these accept, and the answers for removed names."""
-    known = {
-        name: option for dtype in dataclass_types for name, option in options_of(dtype).items()
-    }
+    known = options_of(*dataclass_types)
     removed = {
         name: answer
         for name, answer in LEFT.items()
@@ -465,7 +463,7 @@ def by_our_names(given: Mapping[str, Any], *dataclass_types: type) -> dict[str, 
     Raises:
         ConfigError: a spelling that has an answer, or two that disagree.
     """
-    our_names = {name for dtype in dataclass_types for name in options_of(dtype)}
+    our_names = options_of(*dataclass_types).keys()
     # The usual case: only our own names, which need no parser.
     if given.keys() <= our_names:
         return dict(given)

@@ -35,8 +35,6 @@ _SCALARS = {
     "int": "[-+]?(?:0|[1-9][0-9]*)",
     "float": _FLOAT,
 }
-# Values of a file, each counted as often as aliases repeat it: a few lines of nested aliases can stand for billions.
-MOST_VALUES = 100_000
 
 
 class _Loader(yaml.SafeLoader):
@@ -147,7 +145,7 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         numbered: whether messages name lines.
 
     Raises:
-        ConfigError: invalid YAML, a key that occurs twice, or more than `MOST_VALUES` values.
+        ConfigError: invalid YAML, or a key that occurs twice.
     """
     try:
         loader = _Loader(text)
@@ -176,32 +174,20 @@ class _Reader:
     loader: _Loader
     name: str
     numbered: bool
-    values: int = 0
 
     def where(self, line: int) -> str:
         return f"{self.name}:{line + 1}" if self.numbered else self.name
 
-    def read(self, node: yaml.Node, line: int, *above: yaml.Node) -> Node:
-        """Convert a node inside the nodes `above`; `line` is that of its key."""
+    def read(self, node: yaml.Node, line: int) -> Node:
+        """Convert a node; `line` is that of its key."""
         where = self.where(line)
-        self.values += 1
-        if node in above:
-            raise ConfigError(f"{where}: not valid YAML: a list or mapping that contains itself")
-        # An alias repeats everything under its anchor, including aliases.
-        if self.values > MOST_VALUES:
-            raise ConfigError(
-                f"{where}: more than {MOST_VALUES:,} values, aliases (*name) included; write fewer"
-            )
         if isinstance(node, yaml.ScalarNode):
             scalar = self.loader.construct_object(node)
             plain = None if scalar is None else node.value
             # A plain scalar has no style; quotes and block styles do.
             return Node(plain if node.style is None else Quoted(node.value), where, scalar)
         if isinstance(node, yaml.SequenceNode):
-            return Node(
-                [self.read(child, child.start_mark.line, node, *above) for child in node.value],
-                where,
-            )
+            return Node([self.read(child, child.start_mark.line) for child in node.value], where)
         children: dict[str, Node] = {}
         for key, value in node.value:
             # The line of the key says more than that of the value's first item.
@@ -212,7 +198,7 @@ class _Reader:
                 first = children[key.value].where
                 what = f"the key {key.value!r} occurs twice, first in {first}"
                 raise ConfigError(f"{self.where(line)}: {what}; keep one of them")
-            children[key.value] = self.read(value, line, node, *above)
+            children[key.value] = self.read(value, line)
         return Node(children, where)
 
 

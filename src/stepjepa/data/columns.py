@@ -310,11 +310,6 @@ def answers_in(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [message for message in messages if is_answer(message)]
 
 
-def trained_answers(messages: Sequence[dict[str, Any]]) -> list[bool]:
-    """Whether each answer of a checked chat is trained."""
-    return [is_trained(message) for message in answers_in(messages)]
-
-
 def turn_name(message: Mapping[str, Any]) -> str:
     """Return the printed name of a checked message: its role, or a tool's call or result."""
     if message["role"] == TOOL:

@@ -32,7 +32,7 @@ from stepjepa.data.columns import (
 )
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import DataOptions, ReadingOptions
-from stepjepa.data.rendered import MessageSpan, RenderedChat, shown_messages
+from stepjepa.data.rendered import RenderedChat, shown_messages
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of
@@ -227,27 +227,9 @@ class CheckedChat(NamedTuple):
         return self.rendered
 
     @property
-    def context_spans(self) -> list[MessageSpan]:
-        """The spans of messages that are not trained, including tool results."""
-        pairs = shown_messages(self.messages, self.shown.spans)
-        return [
-            span
-            for index, span in pairs
-            if span.role == TOOL or not is_trained(self.messages[index])
-        ]
-
-    @property
     def step_spans(self) -> list[list[CharSpan]] | None:
         """The steps of each answer, in characters of the answer; None if they are not needed."""
         return self.steps.spans if isinstance(self.steps, RowSteps) else None
-
-
-def read_chat(row: object, renderer: ChatRenderer, options: EncodeOptions) -> CheckedChat:
-    """Read and render a row, with its steps if the objective needs them; RowError if it cannot be used."""
-    chat = CheckedChat.of(row, options, options.needs_steps, renderer)
-    if isinstance(chat.steps, RowError):
-        raise chat.steps
-    return chat
 
 
 class Encoded(NamedTuple):
@@ -322,7 +304,8 @@ class RowEncoder:
             if self.streams and is_stream(row):
                 items.append(attempted(stream_row, row, self.tokenizer))
             elif checked is None:
-                items.append(attempted(read_chat, row, self.chats, self.options))
+                needs_steps = self.options.needs_steps
+                items.append(attempted(CheckedChat.of, row, self.options, needs_steps, self.chats))
             else:
                 items.append(next(chats))
         # One call for all texts of a chunk is faster than one for each row.
@@ -431,7 +414,9 @@ class RowEncoder:
         written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
         trained = trained_turns(chat.messages)
         context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
-        context += [token_span(last, span.start, span.end) for span in chat.context_spans]
+        for index, span in shown_messages(chat.messages, chat.shown.spans):
+            if span.role == TOOL or not is_trained(chat.messages[index]):
+                context.append(token_span(last, span.start, span.end))
         # Views are of trained answers; a turn that calls tools has none.
         are_answers = [span.close is None for span in chat.shown.turns]
         viewed = [
@@ -494,7 +479,11 @@ class RowEncoder:
             report.steps.count(place, chat.steps)
         report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
         report.system_folded += chat.shown.folded_system
-        report.see_system_prompt(chat.messages)
+        opening = chat.messages[0]
+        if opening["role"] == "system":
+            report.system_prompts[opening["content"]] += 1
+        else:
+            report.without_system_prompt += 1
         report.see_left_over(chat.rest)
         renderer = self.chats.using(chat.template_kwargs)
         unread = (name for name in chat.template_kwargs if not renderer.reads(name))

@@ -13,7 +13,6 @@ generation prompt comes `Opening.extra`: without it, the prompt is the one that 
 
 from __future__ import annotations
 
-import json
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -108,11 +107,6 @@ def common_end(first: str, second: str) -> str:
 def quoted(text: str) -> str:
     """Quote a text, cut if it is long."""
     return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
-
-
-def switch_words(kwargs: Mapping[str, Any]) -> str:
-    """Return the command-line option that passes these values to the template."""
-    return f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
 
 
 def shown_messages(

@@ -165,12 +165,18 @@ class StepCounts(Counts):
 _Switch = Callable[[str, Sequence[Mapping[str, str]]], str]
 
 
-class PromptWarning(NamedTuple):
-    """A warning: the name of its count in `PromptCounts`, the number of rows or answers and their total, what is wrong, and
-    what to do."""
+class DataWarning(NamedTuple):
+    """A data quality warning.
+
+    Attributes:
+        name: a short key, such as ``one_step``.
+        count, total: the number of rows, answers or examples concerned, out of how many.
+        text: the problem, with the numbers.
+        advice: what it means and what to do.
+    """
 
     name: str
-    number: int
+    count: int  # type: ignore[assignment]  # a tuple has a method of this name
     total: int
     text: str
     advice: str
@@ -262,7 +268,7 @@ class PromptCounts(Counts):
             lines += [f"warning: {warning.text}; {warning.advice}" for warning in self.warnings()]
         return lines
 
-    def warnings(self) -> list[PromptWarning]:
+    def warnings(self) -> list[DataWarning]:
         """The differences between training and use, and the text that is missing in training."""
         warnings = []
         if self.opened:
@@ -280,7 +286,7 @@ class PromptCounts(Counts):
                 f"evaluate and generate ask for a last answer as in training (--{_NAME.prompt_from} training), others do "
                 f"not: {self.switches['opened'] or switch}"
             )
-            warnings.append(PromptWarning("opened", self.opened, self.answers, text, advice))
+            warnings.append(DataWarning("prompt_opened", self.opened, self.answers, text, advice))
         if self.left_out:
             rows = counted(self.left_out, "row")
             size = counted(self.characters_left_out, "character")
@@ -291,7 +297,7 @@ class PromptCounts(Counts):
                 "<think>...</think>"
             )
             advice = f"the model is not trained on it: {self.switches['left_out'] or switch}"
-            warnings.append(PromptWarning("left_out", self.left_out, self.rows, text, advice))
+            warnings.append(DataWarning("prompt_left_out", self.left_out, self.rows, text, advice))
         return warnings
 
     def _share(self, answers: int) -> str:
@@ -325,18 +331,17 @@ class RowCounts(Counts):
         self.other_columns.update(rest.others)
         self.notes.update(rest.notes)
 
-    def row_warnings(self) -> Iterator[tuple[str, int, str, str]]:
-        """Yield the parts of rows that are not trained: a short key, the number of rows, a text, and what to do."""
+    def row_warnings(self) -> Iterator[DataWarning]:
+        """Yield a warning for each part of rows that is not trained."""
+        total = self.rows_read
         for what, rows in self.unread.most_common():
-            yield (
-                "unread",
-                rows,
-                f"{what}: text in {counted(rows, 'row')} that is not read",
-                _UNREAD_ADVICE,
-            )
+            number = counted(rows, "row")
+            text = f"{what}: text in {number} that is not read"
+            yield DataWarning("unread", rows, total, text, _UNREAD_ADVICE)
         for name, rows in self.notes.most_common():
             what, advice = NOTES[name]
-            yield name, rows, f"{counted(rows, 'row')} {what}", advice
+            number = counted(rows, "row")
+            yield DataWarning(name, rows, total, f"{number} {what}", advice)
 
     def other_lines(self) -> list[str]:
         """List the columns that describe the rows in a line; empty without any."""
@@ -418,13 +423,6 @@ class DataReport(RowCounts):
     prompts: PromptCounts = field(default_factory=PromptCounts)
     token_length: dict[str, int] = field(default_factory=dict)
 
-    def see_system_prompt(self, messages: Sequence[Mapping[str, str]]) -> None:
-        """Count the system message of a kept chat."""
-        if messages[0]["role"] == "system":
-            self.system_prompts[messages[0]["content"]] += 1
-        else:
-            self.without_system_prompt += 1
-
     def add(self, later: Self) -> None:
         """Add as `Counts` does, and keep only the most common system prompts."""
         # A chunk without an end of turn says so in words; the token of a later chunk replaces them.
@@ -459,50 +457,25 @@ class DataReport(RowCounts):
 
     def lines(self, warnings: bool = True) -> list[str]:
         """The report, one fact a line, with or without what `check` prints of the text: columns, steps and warnings."""
-        rows = f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept"
         skipped = self.rows_skipped.total()
-        lines = self._unusual(warnings)
-        if warnings:
-            lines += self.other_lines()
-            lines += self.steps.lines()[:1]
+        rows = (
+            f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept, {skipped:,} skipped"
+        )
+        lines = [f"{self.source}: {rows}, {counted(self.pairs, 'pair')}"]
         if self.token_length:
             lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
-            lines.append(
-                f"tokens per row: {lengths}; {self.tokens:,} in all, {self.labelled_tokens:,} labelled"
-            )
-            if self.end_of_turn:
-                lines.append(f"end of turn: {self.end_of_turn}")
-        first = f"{self.source}: {rows}, {skipped:,} skipped, {counted(self.pairs, 'pair')}"
-        return [first, *(f"  {line}" for line in lines)]
-
-    def brief(self, details: bool = True) -> list[str]:
-        """What a run prints at its start: a line of counts, `details`, and a line for everything unusual."""
-        counts = [counted(self.rows_read, "row")]
-        skipped = self.rows_skipped.total()
-        if skipped:
-            counts.append(f"{skipped:,} skipped")
-        counts.append(counted(self.pairs, "pair"))
-        tokens = f"{self.tokens:,} tokens, {self.labelled_tokens:,} labelled"
-        lines = [f"{self.source}: {', '.join(counts)}; {tokens}"]
-        if details and self.token_length:
-            longest = f"rows of up to {self.token_length['max']:,} tokens"
-            if self.end_of_turn:
-                longest += f", end of turn {self.end_of_turn}"
-            lines.append(longest)
-            lines += self.steps.lines()[:1]
-        return [*lines, *self._unusual()]
-
-    def _unusual(self, warnings: bool = True) -> list[str]:
-        """What is skipped, cut, left out or read in another way than most rows, one fact a line."""
-        lines = []
+            lines.append(f"tokens per row: {lengths}")
+            ending = f"; end of turn: {self.end_of_turn}" if self.end_of_turn else ""
+            lines.append(f"{self.tokens:,} tokens, {self.labelled_tokens:,} labelled{ending}")
+        if warnings:
+            lines += self.other_lines()
+            lines += self.steps.lines()
+            lines += [f"warning: {text}: {advice}" for *_, text, advice in self.row_warnings()]
         if self.examples > self.rows_kept:
             lines.append(
                 f"{self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}"
             )
         lines += self.skipped_lines()
-        if warnings:
-            lines += [f"warning: {text}: {advice}" for _, _, text, advice in self.row_warnings()]
-            lines += self.steps.lines()[1:]
         for reason, count in self.examples_without_pairs.most_common():
             first = f" (first: {self.first_without_target})" if reason == "no_target_text" else ""
             lines.append(

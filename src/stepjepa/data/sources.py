@@ -163,7 +163,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
         suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
     )
     if not path.exists() and is_path:
-        raise DataError(f"{name}: no such file{_did_you_mean(path)}")
+        raise DataError(f"{name}: no such file{near_path(path)}")
     if path.is_file():
         raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(FILE_SUFFIXES))}")
     # `datasets` is slow to import, and files of rows do not need it.
@@ -186,7 +186,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
         if path.exists():
             raise DataError(f"{name}: cannot be read ({why})") from None
         raise DataError(
-            f"{name}: neither a file here nor a data set that could be loaded ({why}){_did_you_mean(path)}"
+            f"{name}: neither a file here nor a data set that could be loaded ({why}){near_path(path)}"
         ) from None
 
 
@@ -204,7 +204,8 @@ def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[An
     )
 
 
-def _did_you_mean(path: Path) -> str:
+def near_path(path: Path) -> str:
+    """The end of a message about a missing file or folder: the entry next to it that its name misspells, if any."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = nearest(path.name, names)
     return f"; did you mean {path.parent / near}?" if near else ""

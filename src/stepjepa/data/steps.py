@@ -396,17 +396,15 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     return list(zip([0, *starts[1:]], [*starts[1:], len(text)], strict=True))
 
 
-def join_steps(steps: Sequence[str], separator: str = "\n\n") -> str:
+def join_steps(steps: Sequence[str]) -> str:
     """Join steps into one text, without blank ones."""
-    return separator.join(step for step in steps if step.strip())
+    return _BLANK_LINE.join(step for step in steps if step.strip())
 
 
 def rules_for(
     source: Iterable[tuple[int, Any]],
-    name: str,
-    separator: str = "\n\n",
-    column: str = STEPS_COLUMN,
-    columns: PairColumns | None = None,
+    options: StepsOptions,
+    columns: PairColumns | None,
     splitter: StepSplitter | None = None,
 ) -> StepRules:
     """Choose how to split the answers of a data set into steps.
@@ -416,10 +414,10 @@ def rules_for(
 
     Args:
         source: a `RowSource`; read only for ``auto``.
-        name: one of `STYLES`, or `LISTED`.
-        column: the column that may list a row's steps, for ``auto`` and `LISTED`.
+        columns: the two columns of a chat, None for the known names.
         splitter: the splitter that was chosen for another data set of the run.
     """
+    name, separator, column = options.step_splitter, options.step_separator, options.steps_column
     if name == LISTED:
         return StepRules(make_splitter("separator"), column, True)
     if name != "auto":

@@ -7,6 +7,7 @@ The number of rows is unknown: a pass over the data is over after its last row. 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowShare, RowSource
 from stepjepa.data.types import Example
 from stepjepa.errors import DataError, no_rows
-from stepjepa.utils.parallel import mapped, twice
+from stepjepa.utils.parallel import mapped
 
 _NAME = Names(ReadingOptions)
 
@@ -236,20 +237,22 @@ class ExampleStream:
     ) -> Iterator[tuple[tuple[Cursor, ...], bool, dict[int, DataReport], list[Streamed]]]:
         """Yield as `RowStream.chunks` does, with the reports by number of the data set, and examples in place of rows."""
 
-        def by_source(chunk: list[_Row]) -> dict[int, list[PlacedRow]]:
-            parts: dict[int, list[PlacedRow]] = {}
-            for source, _, number, value in chunk:
-                parts.setdefault(source, []).append(
-                    (self.rows.sources[source].place(number), value)
-                )
-            return parts
-
         # Workers receive the values of the rows; their numbers and passes stay here.
-        ahead, chunks = twice(self.rows.chunks(rows, cursors))
-        encoder, tasks = partial(_encode, self.encoders), (by_source(chunk) for *_, chunk in ahead)
-        encoded = mapped(encoder, tasks, self.processes, _NAME.dataset_num_proc)
+        waiting = deque[tuple[tuple[Cursor, ...], bool, list[_Row]]]()
+
+        def by_source() -> Iterator[dict[int, list[PlacedRow]]]:
+            for chunk in self.rows.chunks(rows, cursors):
+                waiting.append(chunk)
+                parts: dict[int, list[PlacedRow]] = {}
+                for source, _, number, value in chunk[-1]:
+                    place = self.rows.sources[source].place(number)
+                    parts.setdefault(source, []).append((place, value))
+                yield parts
+
+        encode = partial(_encode, self.encoders)
         # A chunk was encoded by data set: its iterators restore the order of the rows.
-        for parts, (before, ended, chunk) in zip(encoded, chunks, strict=False):
+        for parts in mapped(encode, by_source(), self.processes, _NAME.dataset_num_proc):
+            before, ended, chunk = waiting.popleft()
             counts = {source: iter(part.counts) for source, part in parts.items()}
             stores = {source: iter(part.store) for source, part in parts.items()}
             examples = [

@@ -36,7 +36,6 @@ from stepjepa.data.rendered import (
     opening_of,
     quoted,
     shown_messages,
-    switch_words,
 )
 from stepjepa.errors import ConfigError, RowError, attempted, said
 
@@ -394,7 +393,7 @@ class ChatRenderer:
             switched._switches[_NOT_FOUND] = ""
             rendered = attempted(switched.render, messages)
             if isinstance(rendered, RenderedChat) and _serves(name, rendered):
-                self._switches[name] = switch_words(kwargs)
+                self._switches[name] = f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
                 break
         return self._switches[name]
 

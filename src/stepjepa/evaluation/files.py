@@ -15,7 +15,6 @@ from pathlib import Path
 import transformers
 
 from stepjepa.config.option import Names
-from stepjepa.data.options import ColumnOptions
 from stepjepa.data.template import template_of
 from stepjepa.data.tokens import Prompter
 from stepjepa.evaluation.options import EvaluateOptions
@@ -23,7 +22,7 @@ from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
-from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog, refuse_other
+from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
 from stepjepa.utils.files import digest, model_parts
 from stepjepa.utils.text import slug
@@ -123,9 +122,8 @@ def open_output(model: ModelToEvaluate, paths: Paths, data: str) -> Output:
         ConfigError: the files cannot be used, or belong to another evaluation.
     """
     options, prompter = model.options, model.prompter
-    # The options of columns are left out: they decide the questions, which `data` identifies already.
     identity = {
-        **options.deciding(ColumnOptions),
+        **options.deciding(),
         "chat_template": digest([template_of(prompter.tokenizer).encode()]),
         "model": model.fingerprint,
         "data": data,
@@ -159,12 +157,6 @@ def metrics_record(
         "identity": output.identity,
         "model_folder": None if place.folder is None else digest(model_parts(place.folder)),
     }
-
-
-def refuse_other_options(path: Path, record: Record, options: EvaluateOptions) -> None:
-    """Raises ConfigError: the metrics in a record have other options. A record holds one set of them for all metrics."""
-    name = _NAME.metric_options
-    refuse_other(path, {name: record["settings"][name]}, {name: options.metric_options})
 
 
 def restore(log: ReplyLog, record: Record, path: Path) -> None:

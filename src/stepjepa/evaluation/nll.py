@@ -8,7 +8,7 @@ Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -97,16 +97,16 @@ def likelihoods(
         computed.update(zip(batch, losses, strict=True))
         bar.step(len(batch))
     # In the order of the file again.
-    rows = {index: _stored(computed[index]) for index in examples}
+    rows = dict[int, dict[str, Any]]()
+    for index in examples:
+        by_metric = computed[index]
+        rows[index] = {name: loss.mean for name, loss in by_metric.items()}
+        rows[index]["answer_tokens"] = by_metric[NLL].tokens
+        rows[index]["end_tokens"] = by_metric[END_NLL].tokens
     summaries = {
         name: summarise([losses[name] for losses in computed.values()], report) for name in names
     }
     return Likelihoods(summaries, rows)
-
-
-def _stored(losses: Mapping[str, TokenLoss]) -> dict[str, float | None]:
-    means = {name: loss.mean for name, loss in losses.items()}
-    return {**means, "answer_tokens": losses[NLL].tokens, "end_tokens": losses[END_NLL].tokens}
 
 
 def encode_answers(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import Names, option, options_of, unread_options
+from stepjepa.config.option import Names, option, unread_options
 from stepjepa.data.options import ColumnOptions
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, model_metrics
@@ -185,12 +185,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
 
     def notes(self) -> list[str]:
         """A line for each option that was set but has no effect with the other ones."""
-        changed = [
-            name
-            for name, known in options_of(EvaluateOptions).items()
-            if getattr(self, name) != known.default
-        ]
-        return [f"note     {unread}" for unread in unread_options(self, changed)]
+        return [f"note     {unread}" for unread in unread_options(self, vars(self))]
 
 
 _NAME = Names(EvaluateOptions)

@@ -39,6 +39,7 @@ from stepjepa.generation.output import (
     ReplyLog,
     Request,
     reading_record,
+    refuse_other,
     seed_of,
 )
 from stepjepa.generation.place import load_generator
@@ -158,7 +159,10 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         # A complete evaluation with the same answers: it has all metrics already, or its answers are scored again.
         if earlier is not None:
             with reading_record(paths.record):
-                files.refuse_other_options(paths.record, earlier, options)
+                # A record holds one set of options for all metrics.
+                name = _NAME.metric_options
+                stored, asked = earlier["settings"][name], options.metric_options
+                refuse_other(paths.record, {name: stored}, {name: asked})
                 if _scored_metrics(earlier) == names:
                     return earlier_result(earlier, [target, paths.record])
                 files.restore(log, earlier, paths.results[0])
@@ -212,9 +216,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
 
 def _scored_metrics(record: Record) -> list[str]:
     """The metrics of a complete evaluation; empty for any other record."""
-    settings = record.get("settings")
-    metrics = settings.get(_NAME.metric) if isinstance(settings, dict) else None
-    return metrics if isinstance(metrics, list) else []
+    return (record.get("settings") or {}).get(_NAME.metric) or []
 
 
 def _ordered(names: Sequence[str]) -> list[str]:

@@ -93,9 +93,10 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
         if self.backend == "vllm":
             library("vllm", "vllm")
 
-    def deciding(self, *but: type) -> dict[str, Any]:
-        """The options that the answers depend on, without those of the classes `but`; work resumes only with equal ones."""
-        excluded = {name for kind in but for name in options_of(kind)}
+    def deciding(self) -> dict[str, Any]:
+        """The options that the answers depend on; work resumes only with equal ones."""
+        # The options of columns decide the questions, which the fingerprint of the data identifies already.
+        excluded = options_of(ColumnOptions)
         # `resume` marks options that may change between a start and its resumption.
         deciding = (known.name for known in options_of(type(self)).values() if not known.resume)
         return {name: getattr(self, name) for name in deciding if name not in excluded}

@@ -22,7 +22,7 @@ from stepjepa.data.answers import after_hashes, answers_match, final_answer, las
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.columns import answer_column, as_object, column_value
-from stepjepa.data.options import ColumnOptions, text_of
+from stepjepa.data.options import text_of
 from stepjepa.data.report import RowCounts, skipped_lines
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import RowError
@@ -185,7 +185,6 @@ def generate(options: GenerateOptions) -> GenerationResult:
     """
     options.check()
     problem_set = read_problems(options)
-    # The options of columns are left out: they decide the questions, which the fingerprint identifies already.
     problems = problem_set.problems
     fingerprint = digest_of(
         [problem.row, problem.question, problem.answer, problem.ground_truth]
@@ -196,7 +195,7 @@ def generate(options: GenerateOptions) -> GenerationResult:
     record_file = path.with_name(f"{path.name}.meta.json")
     output = Output(
         Paths((solved, unsolved), record_file, path.with_suffix(".partial")),
-        {**options.deciding(ColumnOptions), "data": fingerprint},
+        {**options.deciding(), "data": fingerprint},
         overwrite=options.overwrite,
         inputs=[Path(str(options.file))],
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from stepjepa.config.option import Names, Unread, check_fields, option, options_of
 from stepjepa.data.options import ColumnOptions, PrepareOptions, StepsOptions
-from stepjepa.data.report import DataReport, reason_words
+from stepjepa.data.report import DataReport, DataWarning, reason_words
 from stepjepa.data.sources import RowSource
 from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
 from stepjepa.inspect.view import encoder_for, method_from, pop_options, tokenizer_of
@@ -62,24 +62,6 @@ _READ = {
     *options_of(StepsOptions),
     *options_of(ColumnOptions),
 }
-
-
-@dataclass(frozen=True)
-class DataWarning:
-    """A data quality warning.
-
-    Attributes:
-        name: a short key, such as ``one_step``.
-        count, total: the number of rows or examples concerned, out of how many.
-        text: the problem, with the numbers.
-        advice: what it means and what to do.
-    """
-
-    name: str
-    count: int
-    total: int
-    text: str
-    advice: str
 
 
 @dataclass
@@ -177,7 +159,7 @@ class CheckReport:
         # The key is older than the class; readers of the JSON depend on it.
         if self.tokens is not None:
             record["feeding"] = self.tokens.to_dict()
-        record["warnings"] = [asdict(warning) for warning in self.warnings]
+        record["warnings"] = [warning._asdict() for warning in self.warnings]
         record["notes"] = self.notes
         return record
 
@@ -335,8 +317,7 @@ def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
 
 def _row_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
     """Warnings about unread columns and keys, repeated questions, and questions of the evaluation file."""
-    for name, rows, text, advice in statistics.row_warnings():
-        yield DataWarning(name, rows, statistics.rows_read, text, advice)
+    yield from statistics.row_warnings()
     repeats, leak = statistics.repeats, statistics.leak
     if repeats:
         what, remedy = "text", "remove them"
@@ -369,8 +350,7 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
         text = f"no example of {data.examples:,} has a pair for {statistics.objective.label}"
         advice = "stepjepa train would stop: see the reasons under Pairs"
         warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
-    for warning in data.prompts.warnings():
-        warnings.append(DataWarning(f"prompt_{warning.name}", *warning[1:]))
+    warnings += data.prompts.warnings()
     cut = statistics.truncation
     if cut is None:
         return warnings

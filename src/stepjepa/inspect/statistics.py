@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
-from stepjepa.data.columns import CALL, TOOL_CALLS, is_stream, left_over, trained_answers, turn_name
+from stepjepa.data.columns import (
+    CALL,
+    TOOL_CALLS,
+    answers_in,
+    is_stream,
+    is_trained,
+    left_over,
+    turn_name,
+)
 from stepjepa.data.encode import (
     CHUNK_ROWS,
     CheckedChat,
@@ -251,12 +259,14 @@ class _Counter:
         texts = deepcopy(self.empty)
         chats = list[CheckedChat | RowError]()
         questions: dict[int, int] = {}
+        # With an encoder the rendered chat is counted: a template may leave out parts of a row.
+        renderer = None if self.encoder is None else self.encoder.chats
         # A bad row raises in its own count, so it is skipped and the others go on.
         for number, (place, row) in numbered:
             if texts.plain_text and is_stream(row):
                 question = attempted(self._count_text, texts, place, row)
             else:
-                chats.append(attempted(self._read_chat, row))
+                chats.append(attempted(CheckedChat.of, row, self.options, True, renderer))
                 question = attempted(self._count_chat, texts, place, chats[-1])
             if isinstance(question, RowError):
                 texts.skip(question, place, self.options.strict_data)
@@ -271,12 +281,6 @@ class _Counter:
         encoded = self.encoder(rows, chats)
         return Chunk(texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
 
-    def _read_chat(self, row: Any) -> CheckedChat:
-        """Read the chat of a row; RowError if it has none."""
-        # With an encoder the rendered chat is counted: a template may leave out parts of a row.
-        renderer = None if self.encoder is None else self.encoder.chats
-        return CheckedChat.of(row, self.options, True, renderer)
-
     def _count_chat(self, texts: TextStatistics, place: str, chat: CheckedChat | RowError) -> str:
         """Count a chat and return its question; a RowError, as the chat or as its steps, is raised."""
         if isinstance(chat, RowError):
@@ -288,7 +292,7 @@ class _Counter:
         texts.see_left_over(chat.rest)
         texts.steps.count(place, chat.steps)
         # An answer of n steps makes one pair (first) or n - 1 (all); answers that are only context make none.
-        trained = trained_answers(chat.messages)
+        trained = map(is_trained, answers_in(chat.messages))
         steps = [len(spans) for spans in compress(chat.steps.spans, trained)]
         texts.step_counts[max(steps, default=0)] += 1
         texts.pairs_first += sum(count >= 2 for count in steps)
@@ -346,9 +350,7 @@ class TextReader:
 
     def __init__(self, rows: RowSource, method: JEPAOptions):
         columns = method.columns
-        rules = rules_for(
-            rows, method.step_splitter, method.step_separator, method.steps_column, columns
-        )
+        rules = rules_for(rows, method, columns)
         first_row = next((row for _, row in rows), None)
         plain_text = columns is None and is_stream(first_row)
         steps = StepCounts.of(rules)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.parser import build
 from stepjepa.data.columns import CALL, RESULT, TOOL, is_stream
-from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder, read_chat
+from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.tokens import token_span
 from stepjepa.data.types import Example
@@ -279,7 +279,7 @@ def shown_row(
     )
 
     # The data report of this row alone; it also says why there is no pair. Its first line only counts rows.
-    notes = [line.strip() for line in encoded.report.lines()[1:]]
+    notes = encoded.report.lines()[1:]
     if "fewer_than_two_steps" in encoded.report.examples_without_pairs:
         notes.append(f"(stepjepa check {rows.name} says which step splitter finds steps)")
     return record, [*notes, *_notes(method, example, sampled, seed, index)]
@@ -327,7 +327,8 @@ def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[Named
     """The named spans of the trunk of a row's example."""
     if encoder.streams and is_stream(row):
         return (NamedSpan("text", 0, len(example.trunk)),)
-    return trunk_spans(encoder, read_chat(row, encoder.chats, encoder.options))
+    options = encoder.options
+    return trunk_spans(encoder, CheckedChat.of(row, options, options.needs_steps, encoder.chats))
 
 
 def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]:

@@ -31,6 +31,7 @@ from transformers import (
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import nearest
+from stepjepa.data.sources import near_path
 from stepjepa.data.tokens import template_marks, usable_renderer
 from stepjepa.errors import ConfigError, RunError, StepJepaError, is_out_of_memory, library, said
 from stepjepa.modeling.lora import prepared
@@ -196,11 +197,9 @@ def check_local(name: str) -> None:
     path = Path(os.path.expanduser(name))
     if len(path.parts) < 2 or path.exists() or not path.parent.is_dir():
         return
-    folders = sorted(entry.name for entry in path.parent.iterdir() if entry.is_dir())
-    near = nearest(path.name, folders)
-    hint = f"; did you mean {path.parent / near}?" if near else ""
     raise ConfigError(
-        f"{MODEL} {name}: no such folder{hint} (for a model of the Hub, start where there is no folder {path.parent})"
+        f"{MODEL} {name}: no such folder{near_path(path)} (for a model of the Hub, start where there is no folder "
+        f"{path.parent})"
     )
 
 
@@ -254,7 +253,10 @@ def load_model(
     if quantized is not None:
         kwargs["quantization_config"] = quantized
     elif "gguf_file" in source and not random:
-        kwargs |= dequantizing()
+        # Newer versions of transformers would keep the weights quantised.
+        config_class = getattr(transformers, "GgufConfig", None)
+        if config_class is not None:
+            kwargs["quantization_config"] = config_class(dequantize=True)
     try:
         if random:
             set_seed(seed)
@@ -469,12 +471,6 @@ def tokenizer_source(name: str) -> dict[str, Any]:
     if "gguf_file" in source and any((folder / file).is_file() for file in TOKENIZERS):
         del source["gguf_file"]
     return source
-
-
-def dequantizing() -> dict[str, Any]:
-    """Further arguments of `from_pretrained`, without which newer versions of transformers keep the weights quantised."""
-    config = getattr(transformers, "GgufConfig", None)
-    return {} if config is None else {"quantization_config": config(dequantize=True)}
 
 
 def forget_quantization(model: PreTrainedModel) -> None:

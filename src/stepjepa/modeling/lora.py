@@ -16,7 +16,7 @@ import torch
 from transformers import BitsAndBytesConfig
 
 from stepjepa.config.option import Names
-from stepjepa.config.values import nearest
+from stepjepa.config.values import did_you_mean
 from stepjepa.data.tokens import answer_end, template_marks, usable_renderer
 from stepjepa.errors import ConfigError, library, said
 from stepjepa.modeling.options import LoRAOptions
@@ -132,10 +132,8 @@ def token_rows(
     known = tokenizer.get_vocab()
     for name in names:
         if name not in known:
-            near = nearest(name, tokenizer.get_added_vocab())
-            raise ConfigError(
-                f"{_TOKENS}: the tokenizer has no token {name!r}; did you mean {near!r}?"
-            )
+            near = did_you_mean(name, tokenizer.get_added_vocab())
+            raise ConfigError(f"{_TOKENS}: the tokenizer has no token {name!r}{near}")
     ids = sorted({known[name] for name in names})
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     shared = head is None or plain_module(head).weight is plain_module(embedding).weight

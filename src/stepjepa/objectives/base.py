@@ -9,8 +9,7 @@ Shapes: P pairs, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import is_dataclass
 from functools import cache
 from importlib import import_module
@@ -145,12 +144,10 @@ class Objective:
                 raise ConfigError(f"objective {self.name} has no option {name!r}{near}")
         self.own = None
         if self.Options is not None:
-            with explaining_options(type(self), "cannot be made"):
-                self.own = self.Options(**own)
+            self.own = self.Options(**own)
             check_fields(self.own)
         if users_own and hasattr(self.own, "check"):
-            with explaining_options(type(self), "are refused by their check()"):
-                self.own.check()
+            self.own.check()
 
     def __reduce__(self) -> Any:
         """Pickle the name of the class, so that worker processes import its file."""
@@ -619,7 +616,7 @@ def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
     """The options of an objective's `Options` by name.
 
     Raises:
-        ConfigError: `Options` is not a dataclass, has a type that cannot be resolved, or has defaults that it refuses.
+        ConfigError: `Options` is not a dataclass.
     """
     if cls.Options is None:
         return {}
@@ -627,27 +624,7 @@ def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
         raise ConfigError(
             f"{cls.__qualname__}.Options is not a dataclass; decorate it with @dataclass"
         )
-    with explaining_options(cls, "cannot be read"):
-        known = options_of(cls.Options)
-    if not is_built_in(cls):
-        with explaining_options(cls, "cannot be created from their defaults"):
-            check_fields(cls.Options())
-    return known
-
-
-@contextmanager
-def explaining_options(cls: type[Objective], what: str) -> Iterator[None]:
-    """Within this context, turn any error of the code of an objective's `Options` into one line.
-
-    Raises:
-        ConfigError: with the original error.
-    """
-    try:
-        yield
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"the options of {cls.__qualname__} {what} ({said(error)})") from error
+    return options_of(cls.Options)
 
 
 def idle_options(objective: Objective) -> frozenset[str]:

@@ -314,14 +314,18 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
 
     Paths inside a run's own folder are left out. A setting that affects no number of a run does not count as different.
     """
-    known = {**options_of(RunOptions), **options_of(JEPAOptions), **options_of(TrainerOptions)}
+    known = options_of(RunOptions, JEPAOptions, TrainerOptions)
     names = dict.fromkeys(known)
     for of_run in settings:
         names |= dict.fromkeys(of_run)
     rows = []
     for name in names:
         cells = [plain(of_run.get(name)) for of_run in settings]
-        if not any(cells) or all(_in_own_folder(name, of_run) for of_run in settings):
+        in_own_folder = all(
+            f"{of_run.get(name)}/".startswith(f"{of_run.get('output_dir', '/')}/")
+            for of_run in settings
+        )
+        if in_own_folder or not any(cells):
             continue
         decides = name not in _OWN and (name not in known or known[name].identity)
         rows.append(Row(name, cells, decides and len(set(cells)) > 1))
@@ -331,10 +335,6 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
 def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
     """The versions, machine, date and command of a run."""
     return {name: record.get(name) for name in (*_VERSIONS, *_OWN)} | table(record, "machine")
-
-
-def _in_own_folder(name: str, settings: Mapping[str, Any]) -> bool:
-    return f"{settings.get(name)}/".startswith(f"{settings.get('output_dir', '/')}/")
 
 
 def plain(value: object) -> str:

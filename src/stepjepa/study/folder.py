@@ -152,19 +152,9 @@ class StudyRunFolder:
         """The record of a stage; None if it is not done. Raises DataError if the record is damaged."""
         if stage in self._done:
             return self._done[stage]
-        path = self.record(stage)
-        record = read_record(path)
-        if record is None:
-            return None
-        # A record is complete if it holds the result of its stage and the time.
-        result, kind = (
-            (record.get("steps"), int) if stage == "train" else (record.get("metrics"), dict)
-        )
-        if not isinstance(result, kind) or not isinstance(record.get("at"), str):
-            raise DataError(
-                f"{path}: the record is damaged; delete it, and its stage is done again"
-            )
-        self._done[stage] = record
+        record = read_record(self.record(stage))
+        if record is not None:
+            self._done[stage] = record
         return record
 
     def restore(self, line: Mapping[str, Any]) -> None:
@@ -201,7 +191,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     data, settings = run.block.data, run.settings
     files = data.paths(study.output_dir)
     # The base may set options of an objective that this arm does not have.
-    known = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    known = options_of(RunOptions, JEPAConfig)
     values = {name: value for name, value in carried(known, settings).items() if name in known}
     # The run's name in trackers: study/arm/seed-1. A run_name in the base replaces the name of the study.
     title = settings.get("run_name") or study.output_dir.resolve().name

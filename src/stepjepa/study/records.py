@@ -103,7 +103,7 @@ def _arm_identity(arm: Arm, block: Block) -> dict[str, Any]:
     """The settings of an arm that affect its numbers, and the rule by which the tuned ones are chosen."""
     from stepjepa.training.config import JEPAConfig  # loads torch
 
-    options = {**options_of(RunOptions), **options_of(JEPAConfig)}
+    options = options_of(RunOptions, JEPAConfig)
     tuned = {name for cell in arm.cells for name in cell}
     settings = {**block.base, **arm.settings}
     identity = {

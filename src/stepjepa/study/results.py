@@ -276,7 +276,6 @@ def write_results(
         "tables": shown,
         "choices": [line for block in study.blocks for line in _choice_lines(block, state)],
         "missing": [asdict(record) for record in records if record.status != "finished"],
-        "missing_lines": missing,
         "notes": [*study.notes, *notes],
     }
     files = {

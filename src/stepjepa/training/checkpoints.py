@@ -397,7 +397,7 @@ class CheckpointedTrainer(Trainer):
         run, name = self.run_options, str(getattr(self._inner.config, "_name_or_path", ""))
         if run is not None:
             name = "" if run.pretrain or is_preset(run.model_name) else run.model_name
-        known = {**options_of(JEPAOptions), **options_of(TrainerOptions)}
+        known = options_of(JEPAOptions, TrainerOptions)
         settings = {
             key: value
             for key, value in public_values(self.args).items()

@@ -71,14 +71,7 @@ def settings_for(
     return EncodeOptions.of(
         options,
         objective=objective if objective.makes_pairs else None,
-        rules=rules_for(
-            rows,
-            options.step_splitter,
-            options.step_separator,
-            options.steps_column,
-            options.columns,
-            splitter,
-        ),
+        rules=rules_for(rows, options, options.columns, splitter),
         max_positions=positions,
         max_length=length,
         vocabulary=vocabulary,

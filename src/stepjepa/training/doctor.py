@@ -110,18 +110,14 @@ def doctor(options: DoctorOptions) -> Diagnosis:
         common: dict[str, Any] = {
             _NAME.train_file: [str(file)],
             _NAME.model_name: options.model_name,
-        }
-        common |= {
             _NAME.max_steps: _STEPS,
             _NAME.per_device_train_batch_size: _ROWS,
             _NAME.logging_steps: 1,
-        }
-        common |= {
             _NAME.output_dir: folder,
             _NAME.save_strategy: "no",
-            "train_sampling_strategy": "sequential",
+            _NAME.train_sampling_strategy: "sequential",
+            _NAME.track_flop: True,
         }
-        common["track_flop"] = True
         bar.begin("settings", len(settings))
         for given in settings:
             try:

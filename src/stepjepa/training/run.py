@@ -361,18 +361,7 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
             f"the data has steps and no objective is given: this trains {options.objective} with K = "
             f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
         )
-    return [*lines, *run_options_unread(run, given)]
-
-
-def run_options_unread(run: RunOptions, given: Collection[str]) -> list[str]:
-    """A line for each option of data, evaluation and LoRA that was set and that the run does not read."""
-    plain = RunOptions()
-    changed = {
-        name
-        for name in given
-        if hasattr(plain, name) and getattr(run, name) != getattr(plain, name)
-    }
-    return [str(option) for option in unread_options(run, changed)]
+    return [*lines, *map(str, unread_options(run, given))]
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
@@ -400,7 +389,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     width = max(_LABELS, *(len(name) + 1 for name in trainer.data_reports))
     parts: list[tuple[str, Sequence[str]]] = []
     for name, report in trainer.data_reports.items():
-        lines = report.brief(details=name.startswith("train"))
+        lines = report.lines()
         if args.streaming and name.startswith("train"):
             lines = [
                 f"{report.source}: streamed, up to {args.shuffle_buffer:,} examples shuffled together"
@@ -445,7 +434,7 @@ def conclusion(
     for name, report in trainer.data_reports.items():
         # The rows of a stream were counted while it trained.
         if trainer.args.streaming and name.startswith("train"):
-            parts.append((name, [line.removeprefix("  ") for line in report.lines()]))
+            parts.append((name, report.lines()))
     steps = counted(trainer.state.global_step, "step")
     done = [f"{steps} in {clock(metrics.get('train_runtime', 0.0))}"]
     speeds = [

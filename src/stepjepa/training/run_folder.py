@@ -372,7 +372,11 @@ class RunFolder:
         """
         if limit is None or limit < 1:
             return
-        steps = {folder.name: step for step, folder in self._numbered() if _is_complete(folder)}
+        steps = {
+            folder.name: step
+            for step, folder in self._numbered()
+            if _is_own(folder) and (folder / MANIFEST).exists()
+        }
         state = read_json(checkpoint / _STATE)
         best = Path(state.get("best_model_checkpoint") or "")
         others = steps.keys() - {checkpoint.name, best.name}
@@ -448,11 +452,6 @@ def on_main(work: Callable[[], T]) -> T:
 def _is_old(folder: Path) -> bool:
     """Whether version 0.1 wrote a checkpoint: it has another record and no manifest."""
     return (folder / _STATE).exists() and "cut" not in read_object(folder / RESUME_RECORD)
-
-
-def _is_complete(folder: Path) -> bool:
-    """Whether a run of this library has completed a checkpoint, and it is not a link."""
-    return _is_own(folder) and (folder / MANIFEST).exists()
 
 
 def _is_incomplete(folder: Path) -> bool:

@@ -110,18 +110,6 @@ def _uninterrupted() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def twice(items: Iterable[Argument]) -> tuple[Iterator[Argument], Iterator[Argument]]:
-    """The items, and the same items again for a reader that follows. `itertools.tee` would keep up to 57 items longer."""
-    held = deque[Argument]()
-
-    def ahead() -> Iterator[Argument]:
-        for item in items:
-            held.append(item)
-            yield item
-
-    return ahead(), iter(held.popleft, None)
-
-
 def _begin(file: Path) -> None:
     global _function
     parent = cast("Any", multiprocessing.parent_process()).sentinel

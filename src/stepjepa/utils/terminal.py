@@ -13,12 +13,11 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import IO, Any, TypeVar
+from typing import IO, Any
 
 from stepjepa.utils.text import escaped, one_line, printable, printable_json
 
 _STDOUT = "standard output"
-_Bar = TypeVar("_Bar", bound="Bar")
 # Outside a terminal: the maximum number of progress lines for a task, and the minimum number of seconds between them.
 _LINES, _PAUSE = 10, 10.0
 _quiet = False
@@ -130,7 +129,7 @@ class Bar:
         self._name, self._total, self._done = "", 0, 0
         self._printed, self._when = 0, 0.0
 
-    def __enter__(self: _Bar) -> _Bar:
+    def __enter__(self) -> Bar:
         self._progress.start()
         return self
 

@@ -67,9 +67,9 @@ def printable_json(record: object) -> str:
     return "".join(map(shown, json_bytes(record, indent=2).decode()))
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def counted(number: int, noun: str) -> str:
     """``1 row``, ``2,000 rows``."""
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+    return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
 def clock(seconds: float) -> str:
