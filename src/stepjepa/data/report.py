@@ -456,21 +456,26 @@ class DataReport(RowCounts):
         return cls(**{**_known(cls, record), **counts})
 
     def lines(self, warnings: bool = True) -> list[str]:
-        """The report, one fact a line, with or without what `check` prints of the text: columns, steps and warnings."""
+        """The report, one fact a line, with or without what `check` prints of the text: columns, steps and warnings.
+        Without, it has the distribution of the lengths."""
         skipped = self.rows_skipped.total()
         rows = (
             f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept, {skipped:,} skipped"
         )
         lines = [f"{self.source}: {rows}, {counted(self.pairs, 'pair')}"]
         if self.token_length:
-            lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
-            lines.append(f"tokens per row: {lengths}")
             ending = f"; end of turn: {self.end_of_turn}" if self.end_of_turn else ""
-            lines.append(f"{self.tokens:,} tokens, {self.labelled_tokens:,} labelled{ending}")
+            longest = f"up to {self.token_length['max']:,} per row"
+            lines.append(
+                f"{self.tokens:,} tokens, {self.labelled_tokens:,} labelled, {longest}{ending}"
+            )
         if warnings:
             lines += self.other_lines()
             lines += self.steps.lines()
             lines += [f"warning: {text}: {advice}" for *_, text, advice in self.row_warnings()]
+        elif self.token_length:
+            lengths = ", ".join(f"{name} {value:,}" for name, value in self.token_length.items())
+            lines.append(f"tokens per row: {lengths}")
         if self.examples > self.rows_kept:
             lines.append(
                 f"{self.examples:,} examples: texts are cut into blocks of {_NAME.max_length}"

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import torch
 import transformers
@@ -26,6 +27,8 @@ from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import parse_object, read_json
 
 T = TypeVar("T")
+# Upper bound of every number: the largest seed that all generators accept.
+_MOST = 2**32 - 1
 _TRAINER = "options of transformers.TrainingArguments"
 # Keys of the options of `TrainingArguments` that hold several settings. transformers ignores unknown keys of FSDP, so a typo
 # would go unnoticed.
@@ -274,10 +277,22 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             ConfigError: a number is out of range, or the numbers give no step.
         """
         for name in options_of(transformers.TrainingArguments):
-            known = options_of(JEPAConfig)[name]
+            known, value = options_of(JEPAConfig)[name], getattr(self, name)
             # Only options that this library declares have a group, and bounds.
             if known.group is not None:
-                known.check(getattr(self, name))
+                known.check(value)
+            kinds = {known.hint, *get_args(known.hint)}
+            if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
+                continue
+            lowest = -math.inf if known.bounds else 0
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not lowest <= value <= _MOST
+            ):
+                raise ConfigError(
+                    f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}"
+                )
         epochs = _NAME.num_train_epochs
         steps = _NAME.max_steps
         workers = _NAME.dataloader_num_workers
