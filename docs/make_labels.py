@@ -25,8 +25,8 @@ ARMS = {
     "published": "2, published method",
     "published+shuffled": "3, arm 2 with shuffled pairs",
     "published_tiny_lambda": "4, lambda 1e-6",
-    "regular": "5, right labels",
-    "llm_jepa": "6, JEPA with right labels",
+    "regular": "5, correct labels",
+    "llm_jepa": "6, JEPA with correct labels",
     "llm_jepa+shuffled": "7, arm 6 with shuffled pairs",
     "regular_all_labels": "8, all tokens labelled",
 }

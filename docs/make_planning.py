@@ -189,7 +189,7 @@ def compute_table(name: str, task: str) -> str:
         rows.append(
             [f"`{arm}`", percent(float(np.mean(rights))), "" if arm == BASELINE else points(gains), until, flops]
         )
-    head = ["arm", "right at the FLOPs of plain training, %", "difference from plain there, points [95 %]"]
+    head = ["arm", "right, % (at the FLOPs of plain training)", "difference from plain at equal FLOPs, points [95 %]"]
     return table([*head, "examples until 95 %, median of the seeds that reach it", "FLOPs of a run"], rows)
 
 
@@ -278,7 +278,7 @@ def terms_tables(recipe: str) -> str:
     for number, ((arm, other), test) in enumerate(zip(TERM_PAIRS, tests, strict=True), 1):
         rows.append([str(number), f"`{arm}` - `{other}`", *test.cells, test.direction or "not significant"])
     contrasts = table(["", "difference", "points [95 %]", "p", "p (Holm)", f"at {ALPHA:g}"], rows)
-    return f"{arms}\n{contrasts}\nBy the protocol: *{conclusion([test.direction for test in tests])}*.\n"
+    return f"{arms}\n{contrasts}\nThe conclusion under the protocol: *{conclusion([test.direction for test in tests])}*.\n"
 
 
 def conclusion(directions: Sequence[str]) -> str:
