@@ -13,7 +13,7 @@ RUN, _LORA, _MODEL = "run", "lora", "model"
 
 @dataclass
 class LoRAOptions:
-    """An adapter."""
+    """The adapter to train, and the quantisation of its base."""
 
     lora: bool = option(
         False, "Train a LoRA adapter (and the predictor tokens) instead of all weights.", _LORA
@@ -37,8 +37,8 @@ class LoRAOptions:
     )
     train_tokens: list[str] | None = option(
         None,
-        "Tokens whose rows in embedding and output head are trained next to the adapter, such as an end of turn that the "
-        "base model never saw.",
+        "Tokens whose rows in the embedding and the output head are trained along with the adapter, such as an end of turn "
+        "that the base model never saw.",
         _LORA,
         needs={"lora": True},
     )
@@ -91,7 +91,7 @@ class ModelOptions(LoadingOptions):
         resume=True,
     )
     pretrain: bool = option(
-        False, "Start from random weights of the model's configuration.", _MODEL
+        False, "Start from random weights, with the model's configuration.", _MODEL
     )
 
 

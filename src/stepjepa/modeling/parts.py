@@ -1,9 +1,9 @@
-"""Access to the parts of a causal LM, whatever their names: its modules, output head and sharded weights; and a context that
-leaves it unchanged by a test.
+"""Access to the parts of a causal LM, whatever their names: its modules, output head and sharded weights; and a context in
+which tests leave it unchanged.
 
-The common head is one matrix, with a scale and a cap from the configuration; it is used without holding all logits. Its
-form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For any other head
-(a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the labelled positions.
+The common head is one matrix, with a scale and a cap from the configuration; it is used without all logits in memory at
+once. Its form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For any other
+head (a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the labelled positions.
 
 FSDP2 shards the weights: each process holds a part of each weight, and torch replaces the parts by gathered weights while
 a forward runs. The functions for sharded weights do nothing to a model that is not sharded.
@@ -37,7 +37,7 @@ _HEAD = "_stepjepa_output_head"
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The text part of a model's configuration, which multimodal configurations hold inside."""
+    """The configuration of the text model, which multimodal configurations contain; others are returned as they are."""
     return config.get_text_config()
 
 
@@ -87,7 +87,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 @contextmanager
 def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Within this context a module has the given forward."""
-    # Usually None: the class has the forward. An instance has one if something else replaced it.
+    # Usually None, since the forward is the class's. An instance has one if something else replaced it.
     original = vars(module).get("forward")
     module.forward = forward
     try:
@@ -121,7 +121,7 @@ def backbone(model: PreTrainedModel) -> nn.Module:
 
 def decoder_layers(backbone: nn.Module) -> nn.ModuleList | None:
     """The decoder's layers in order; None if they have no known name."""
-    # Multimodal backbones hold the decoder inside.
+    # Multimodal backbones contain the decoder.
     for owner in (backbone, getattr(backbone, "language_model", None)):
         for name in ("layers", "h", "blocks"):
             layers = getattr(owner, name, None)
@@ -138,7 +138,7 @@ def has_experts(model: PreTrainedModel) -> bool:
 
 
 def routed(model: PreTrainedModel) -> nn.Module:
-    """The module that holds the experts, the text decoder; an empty module if there are none."""
+    """The module with the experts, which is the text decoder; an empty module if there are no experts."""
     if not has_experts(model):
         return nn.Identity()
     part = backbone(model)
@@ -176,7 +176,8 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Within this context the model is in evaluation (or training) mode; on exit, modes, buffers and random state are
     restored."""
     modes = {module: module.training for module in model.modules()}
-    # A forward may write into a buffer or replace it. Small ones are copied; of large ones only the object is restored.
+    # A forward may write into a buffer or replace it. Small floating point buffers are copied, and their values restored; of
+    # others only the object is restored.
     buffers = [
         (
             module,
@@ -194,7 +195,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
         with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
             yield
     finally:
-        # Kernels of the Hub are replaced along with the mode of the whole model; then each module gets its mode back.
+        # Setting the mode of the whole model also exchanges kernels of the Hub; then each module gets its own mode back.
         model.train(modes[model])
         for module, mode in modes.items():
             module.training = mode
@@ -216,8 +217,8 @@ class OutputHead:
         vocabulary: V, entries of the softmax; predictor tokens come after them and never enter it.
         scale, softcap: factor and cap of the logits.
         plain: the output embedding is one matrix (and a bias) that may be used without calling the module.
-        own: name of the module whose states go into the model's own forward, if that one is used; `scale`, `softcap` and
-            `plain` are ignored then.
+        own: if not empty, logits are computed by the model's own forward, in which the states are the output of the module
+            of this name; `scale`, `softcap` and `plain` are ignored then.
     """
 
     vocabulary: int
@@ -284,7 +285,7 @@ class _BackboneOutput(ModelOutput):
     last_hidden_state: torch.Tensor | None = None
 
     def __getattr__(self, name: str) -> None:
-        # Only for missing attributes; Python asks for special ones when it copies.
+        # Called only for missing attributes; Python looks up special ones when it copies.
         if name.startswith("__"):
             raise AttributeError(name)
 
@@ -295,7 +296,7 @@ def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> to
     Raises:
         ValueError: the forward does not call this module.
     """
-    # Some forwards fail without a position, so no states become one position that is cut off again.
+    # Some forwards fail without a position, so an empty input becomes one position, which is cut off again.
     given = states_ND if len(states_ND) else states_ND.new_zeros(1, states_ND.shape[1])
     ids = torch.zeros(1, len(given), dtype=torch.long, device=given.device)
     calls = list[bool]()
@@ -351,7 +352,7 @@ def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
             states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(
                 weight.device, model.dtype
             )
-            # The logits must be so large that a cap changes them. A head of another width fails.
+            # The logits must be so large that a cap changes them. This fails for a head of another width.
             with suppress(Exception):
                 plain_logits = replace(head, scale=1.0, softcap=None).logits(model, states_ND)
                 states_ND *= 50 / plain_logits.float().std().clamp(min=1e-3)
@@ -368,7 +369,7 @@ def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative distance of two tensors (N, V) of logits, except for a shift of a whole row, which softmax ignores."""
+    """Relative distance of two tensors (N, V) of logits, apart from a shift of a whole row, which softmax ignores."""
     logits, expected = logits.float(), expected.float()
     return distance(
         logits - logits.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True)
@@ -436,7 +437,7 @@ def free_gathered(model: nn.Module) -> None:
 
 
 def _sharded(model: nn.Module) -> list[Any]:
-    # Not by its class, which torch lacks when built without distributed support.
+    # Not tested by class, which torch lacks if it was built without distributed support.
     return [module for module in model.modules() if hasattr(module, "reshard")]
 
 
@@ -446,14 +447,14 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
     must not be called. Every process must enter the context."""
     free_gathered(model)
     places = []
-    # By the sharded parameter, so that tied parameters stay tied and are gathered once.
+    # Keyed by the sharded parameter, so that tied parameters stay tied and are gathered once.
     new_parameters = dict[int, nn.Parameter | None]()
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None or not is_sharded(parameter):
                 continue
             if id(parameter) not in new_parameters:
-                # A collective operation, also in processes that drop the value.
+                # A collective operation, in which processes that drop the value take part too.
                 value = whole(parameter.detach())
                 new_parameters[id(parameter)] = (
                     nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
@@ -472,7 +473,7 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
 def gathered(model: nn.Module, reshard_after_forward: bool = True) -> Iterator[None]:
     """Within this context every process has all weights and may call the model any number of times, without gradients.
 
-    `reshard_after_forward` is the setting of the modules after it.
+    `reshard_after_forward` is the setting of the modules after the context.
     """
     modules = _sharded(model)
     # The Trainer registers a `generate` that gathers and frees the weights at every call.

@@ -1,7 +1,7 @@
 """The start-up trial tests, before training, that a forward computes the same numbers as the model's own forward.
 
 Two synthetic examples go through the model's own forward, one at a time and as plain chats: every form must reproduce these
-logits. Views are compared with separate passes. The conditions:
+logits. Views are compared with separate passes. The trial tests that:
 
 * a change of the last token changes nothing before it, else a position could see the label that it predicts;
 * `two_pass` gives the model's own logits, else no form does;
@@ -90,7 +90,7 @@ class Choice:
 
     @property
     def rank(self) -> int:
-        """0 for the best choice, 3 for the worst. All processes use the worst choice of any of them."""
+        """0 for the best choice, 3 for the worst. All processes use the worst of their choices."""
         return (
             3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
         )
@@ -131,7 +131,7 @@ def choose_forward(
     original = text_config(inner.config)._attn_implementation
     if asked != "two_pass" and forward_only(original, device):
         raise ConfigError(
-            f"--{_NAME.attn_implementation} {original} has no backward on {device.upper()}; use sdpa"
+            f"--{_NAME.attn_implementation} {original} has no backward pass on {device.upper()}; use sdpa"
         )
     # FSDP may load the weights only in the first process; the others have nothing to test until it shards them.
     has_no_weights = embedding_rows(inner).is_meta
@@ -151,7 +151,7 @@ def choose_forward(
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
         raise ConfigError(
-            f"forward={asked} cannot serve {name}: {choice.reason}; use forward two_pass"
+            f"forward={asked} cannot be used for {name}: {choice.reason}; use forward two_pass"
         )
     if choice.attention:
         use_attention(inner, choice.attention)
@@ -159,7 +159,7 @@ def choose_forward(
         logger.warning("%s: forward %s, because %s", name, choice.forward, choice.reason)
     if not heeds_window(inner):
         logger.warning(
-            "%s: its configuration has a sliding_window that it does not use; every token sees all before it",
+            "%s: its configuration has a sliding_window that it does not use; every token sees all tokens before it",
             name,
         )
     return choice.forward
@@ -213,7 +213,7 @@ def exactness(
 ) -> Verdict:
     """Test packed rows under an attention of transformers or of `masks.OWN`; arguments as in `choose_forward`.
 
-    Within the context of autocast, all numbers have its dtype.
+    Under autocast, all numbers have its dtype.
     """
     with torch.no_grad(), unchanged(model), window_of(model, _WINDOW):
         trial = _Trial(model, vocabulary, tuple(predictor_ids))
@@ -247,7 +247,7 @@ def _choice(
         for attention in [] if reason or asked == "two_pass" else attentions:
             if attention == FLEX and device == "cuda":
                 logger.warning(
-                    "FlexAttention is compiled, up to a minute; --%s sdpa is not",
+                    "compiling FlexAttention takes up to a minute; --%s sdpa avoids this",
                     _NAME.attn_implementation,
                 )
             # `inline` differs from the model's own numbers by design, so the mask is tested with `packed` first.
@@ -278,7 +278,7 @@ class _Trial:
 
     def plain_fault(self) -> str:
         """The fault of the model's own forward or of `two_pass`, the references of all other tests; empty for none."""
-        # FlexAttention would be compiled for these passes.
+        # Not with FlexAttention, which would be compiled for these passes.
         original = text_config(self._inner.config)._attn_implementation
         with attention_of(self._inner, "eager" if is_flex(original) else original):
             return self._own_fault() or self.verdict("two_pass").fault
@@ -333,7 +333,7 @@ class _Trial:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
             return Verdict(f"{what} ({said(error, lines=1)[:200]})")
         errors = []
-        # The LM loss of `inline` differs by design, since its labels see the predictors.
+        # The LM loss of `inline` differs by design, since the tokens that predict its labels see the predictors.
         if form != "inline":
             own_loss = F.cross_entropy(self._logits.float(), batch.label_ids, reduction="sum")
             loss_error = abs(output.lm_loss_sum - own_loss) / own_loss.clamp(min=1.0)
@@ -351,7 +351,7 @@ class _Trial:
         return Verdict(in_training if exact else fault, float(np.max(errors)))
 
     def _training_fault(self, form: str, attention: str) -> str:
-        """The fault of a form in training mode alone; empty if it has none."""
+        """The fault that a form has only in training mode; empty if it has none."""
         changed = [
             sample._replace(trunk=np.append(sample.trunk[-1:], sample.trunk[1:]))
             for sample in self._examples
@@ -370,7 +370,7 @@ class _Trial:
         rows = trained_extras(self._inner).predictors
         if rows is not None and id(rows.weight) not in _reached(output.source_states):
             return "in training mode it detaches its embeddings, so predictor tokens would not be trained; use predictors=0"
-        # The first token of a chat is in no target, and a target sees only itself, so its states must be equal.
+        # The first token of a chat is in no target, and a target sees only itself, so its states must not change.
         expected, after_change = (output.target_states.float() for output in outputs)
         if distance(after_change, expected) <= self._limit:
             return ""
