@@ -1,6 +1,6 @@
 """Collation turns a batch of examples into tensors, in the data loader's workers. The masks are built later, on the device.
 
-Shapes: B examples, R rows, T tokens a row, S view rows, T' tokens a view row, N labelled positions, P pairs, M terms.
+Shapes: B examples, R rows, T tokens per row, S view rows, T' tokens per view row, N labelled positions, P pairs, M terms.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ class ForestCollator:
         pad_token_id: fills the rows; a padding token sees only itself, and no token sees it.
         pad_to_multiple_of: row lengths are rounded up to a multiple of this.
         segmented: the model can attend by segments (`modeling.masks`); a batch for which this is cheaper becomes one row
-            without padding, with `forests`.
+            without padding, with `Rows.forests`.
         attention_length, max_row_length: see `layout.plan_rows`.
         inline: put the predictors and the isolated view into the sequence itself (`layout.build_inline`).
-        separate_targets: the targets need no gradient and get rows of their own, `target_rows`.
+        separate_targets: the targets need no gradient and get separate rows, `target_rows`.
         shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs are dropped if there is
             no other example.
-        aligned_targets: choose the target at the same place in the other example.
+        aligned_targets: choose the target with the same index in the other example.
         every_pass: call the backbone for the targets of a batch without pairs too, on one token: processes that share
             weights must make the same calls.
     """
@@ -338,10 +338,10 @@ def segmented_cost(forest: Forest) -> float:
 def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray | None:
     """For each pair of a batch, the pair of another example whose target it gets (``--control shuffled``).
 
-    The targets are shifted by the largest number of pairs of an example, so each is used once, in any order of the batch
-    (the order changes with the epoch). If one example has more than half of all pairs, this is impossible, and targets of
-    the other examples are used more than once. With `aligned`, each pair gets the target at its own place in the next
-    example that has pairs, modulo its number of pairs.
+    The targets are shifted by the largest number of pairs of an example, so each is used once, whatever the order of the
+    batch (which changes with the epoch). If one example has more than half of all pairs, this is impossible, and targets of
+    the other examples are used more than once. With `aligned`, each pair gets the target with the same index in the
+    next example that has pairs, modulo that example's number of pairs.
 
     Returns:
         (P,) int64; None if fewer than two examples have a pair.
@@ -358,8 +358,8 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
             place = np.arange(counts[example]) % counts[following]
             pieces.append(first_pair[following] + place)
         return np.concatenate(pieces)
-    # The pairs of an example are consecutive, so a shift by `most` leaves the example. Up to half of all pairs, it does
-    # not reach the same example again from the other end.
+    # The pairs of an example are consecutive, so a shift by `most` leaves the example. If `most` is at most half of
+    # all pairs, the shift does not reach the same example again from the other end.
     most = max(counts)
     if 2 * most <= total:
         return (np.arange(total) + most) % total
@@ -473,7 +473,7 @@ def state_reads(
     if len(layers) > 1:
         layer_P = torch.tensor([layers.index(read.layer) for read, _ in reads])
         layer_of = layer_P[vectors]
-    # If every vector is a single state, they are gathered and not summed, and the order goes into the gather.
+    # If every vector is a single state, they are gathered and not summed, and the gather applies the order.
     if all(read.is_state for read, _ in reads):
         if order_P is not None:
             positions = positions[order_P]

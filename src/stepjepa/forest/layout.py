@@ -60,7 +60,7 @@ class Forest:
     """One example laid out for one forward pass; see the drawing at the top of this file.
 
     Attributes:
-        example: the example; of the inline form, with the predictors inserted into its trunk.
+        example: the example; in the inline form, with the predictors inserted into its trunk.
         input_ids, position_ids, segment, order, attach: (L,) int32.
         label_positions: (N,) int32, the positions whose *next* token on the trunk is labelled.
         label_ids: (N,) int32, those next tokens.
@@ -136,7 +136,8 @@ def build_forest(
         predictor_ids: token ids of the K predictors of every group, group by group, in the order in which they follow a
             source.
         targets: if False, omit the segments of the targets.
-        trunk: if False, lay out only these, for a forward pass without a gradient. The example must have a pair.
+        trunk: if False, lay out only the segments of the targets, for a forward pass without a gradient. The example must
+            have a pair.
     """
     of_targets = target_segments(example)
     numbers = list(range(TRUNK, 1 + len(example.segments)))
@@ -190,7 +191,7 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
     the target see only the target; tokens after it see everything.
 
     Raises:
-        ValueError: the source is no branch or state of the trunk, or the target is no copy of the trunk's tokens.
+        ValueError: the source is neither a branch nor a state of the trunk, or the target is not a copy of its tokens.
     """
     trunk = np.asarray(example.trunk, dtype=np.int32)
     inserted = np.zeros(0, np.int32)
@@ -213,7 +214,9 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
         on_the_chat = branch is None or (branch.attach != ISOLATED and not len(branch.ids))
         single_states = len(pair.source.terms) == len(pair.target.terms) == 1
         if copy is None or copy.origin is None or not on_the_chat or not single_states:
-            raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
+            raise ValueError(
+                "inline needs a source on the trunk and a target that copies its tokens"
+            )
         source_start = 0
         if branch is not None:
             inserted = branch.tokens(predictor_ids)
@@ -293,12 +296,12 @@ def plan_rows(
         even = min(max(longest, -(-total // count)), limit)
         # Forests rarely fill an even split exactly, and a little more room often saves a row.
         capacities.update(min(limit, even + int(slack * longest)) for slack in _SLACKS)
-        # No more rows help once a row is as short as the longest forest.
+        # More rows do not help once a row is as short as the longest forest.
         if even == longest:
             break
     cheapest, best = float("inf"), list[list[int]]()
     for capacity in sorted(capacities):
-        # A lower bound: no row is shorter than the longest forest, and of any two rows one is more than half full.
+        # A lower bound: rows are at least as long as the longest forest, and of any two rows one is more than half full.
         least = total * (1 + max(longest, capacity / 2) / attention_length)
         if cheapest <= least:
             break
@@ -316,7 +319,7 @@ def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[fl
         lengths: tokens of its segments, the trunk first.
         attached: index of the last trunk token that each segment sees (-1: none).
     """
-    # The causal kernel skips the upper triangle, half of an isolated segment's scores; under a mask a branch pays for all.
+    # The causal kernel skips the upper triangle, half of an isolated segment's scores; a branch, under a mask, pays for all.
     seen = (
         length / 2 if at == ISOLATED else lengths[0] + length
         for length, at in zip(lengths, attached, strict=True)

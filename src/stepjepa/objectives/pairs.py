@@ -148,14 +148,14 @@ class PairBuilder:
         return len(self._segments)
 
     def found(self, reason: str) -> PairsFound:
-        """The collected pairs; without any, the reason."""
+        """The collected pairs; if there are none, the reason."""
         return PairsFound(
             tuple(self._segments), tuple(self.pairs), reason=None if self.pairs else reason
         )
 
 
 def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
-    """The turns whose question and answer have tokens, and the reason to report if there are none."""
+    """The turns whose question and answer have tokens, and the reason to report if there are no such turns."""
     usable, reason = [], "no_user_message"
     for turn in turns:
         if turn.user is None:

@@ -35,7 +35,7 @@ the longest, n - 1 (three_index: n) or `tube_max_length` if that is less. One sp
     ```
     default     s ~ U{0 .. n-l}, then t ~ U{s+l .. min(n, s+m)}
     zero        s = 0, t ~ U{l .. m}
-    draw_both   s, t = min, max of U{0 .. n-1} and U{1 .. n}; a t beyond s + the longest is moved there;
+    draw_both   s, t = min, max of U{0 .. n-1} and U{1 .. n}; a t beyond s + tube_max_length is moved there;
                 both are drawn again while the span is shorter than l or longer than m
     uniform     every span of l to m tokens (three_index: every s < r < t with t - s <= m) is equally likely
     three_index (after any of these) r ~ U{s+1 .. t-1}
@@ -86,7 +86,9 @@ class TubeOptions(Topic):
     """Options of objective `semantic_tube`."""
 
     tube_mode: Literal["span", "three_index", "e2e", "mean", "curvature"] = option(
-        "span", "span is the published code's form, three_index the paper's formula.", _GROUP
+        "span",
+        "Which vectors are compared; span is the published code's form, three_index the paper's formula.",
+        _GROUP,
     )
     tube_sampler: Literal["default", "draw_both", "uniform", "zero", "steps"] = option(
         "default",
@@ -94,7 +96,9 @@ class TubeOptions(Topic):
         _GROUP,
     )
     tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
-    tube_times: int = option(1, "Spans sampled per example.", _GROUP, at_least=1, at_most=1000)
+    tube_times: int = option(
+        1, "Spans sampled per question and answer.", _GROUP, at_least=1, at_most=1000
+    )
     tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
         "none", "Weight of a span by its length and the length of the rest.", _GROUP
     )
@@ -151,7 +155,8 @@ class SemanticTube(TrunkObjective):
         super().check()
         if self.options.jepa_loss == "infonce":
             raise ConfigError(
-                f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
+                f"{_NAME.jepa_loss}=infonce compares views of different examples, but {self.name} compares spans of one; "
+                f"use another {_NAME.jepa_loss}"
             )
         longest, shortest = self.options.tube_max_length, _shortest(self.options)
         if longest is not None and longest < shortest:
@@ -168,7 +173,7 @@ class SemanticTube(TrunkObjective):
             unread |= {_NAME.tube_sampler, _NAME.tube_length_adjustment}
         if not self.sampled:
             unread |= {_NAME.tube_max_length, _NAME.tube_times}
-        # A curvature is a turning angle, which is the loss itself.
+        # In mode curvature, the turning angle is the loss itself.
         if self.options.tube_mode == "curvature":
             unread.add(_NAME.jepa_loss)
         return frozenset(unread)
@@ -264,7 +269,7 @@ class _Content(NamedTuple):
 def draw_pairs(
     user: Span, answer: Span, options: TubeOptions, rng: np.random.Generator
 ) -> list[Pair]:
-    """Draw one example's spans, if its mode has any, and return the states to combine.
+    """Draw the spans of a question and its answer, if the mode has any, and return the states to combine.
 
     Args:
         user, answer: the contents on the trunk, the user's first. If a content begins with token 0, there is no state before
