@@ -283,7 +283,7 @@ class Objective:
 
     @property
     def readout(self) -> tuple[str, ...]:
-        """How views are read, masked and chosen, in a few words each; defaults are left out."""
+        """How views are read, masked and chosen, for summaries: a few words for each option that is not at its default."""
         words = []
         if self.takes_predictors and self.options.readout == "mean":
             words.append("mean over a view")

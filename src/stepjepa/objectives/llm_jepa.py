@@ -174,8 +174,8 @@ class LLMJEPA(Objective):
             except RowError as error:
                 reason = error.reason
                 continue
-            source_token = builder.readout(source_view, source.length)
-            target_token = builder.readout(target_view, target.length)
+            source_token = builder.readout_token(source_view, source.length)
+            target_token = builder.readout_token(target_view, target.length)
             if source_token is None or target_token is None:
                 reason = "view_shorter_than_last_token"
                 continue
@@ -216,7 +216,7 @@ class LLMJEPA(Objective):
         segment = Segment(
             np.concatenate([before_ids, after_ids]), ISOLATED, 0, 0, self.predictors, slot
         )
-        readout = slot + self.predictors - 1
+        last = slot + self.predictors - 1
         # The template may have trimmed the side of the content that is not protected by the marker.
         written = after if front else before
         shown = content if content in written else content.strip()
@@ -224,9 +224,9 @@ class LLMJEPA(Objective):
         inside = token_span(after_ends if front else before_ends, start, start + len(shown))
         if front:
             # The view is read at the end of the content, which follows the predictors.
-            readout += inside.stop
+            last += inside.stop
             inside = Span(slot + inside.start, slot + inside.stop)
-        return segment, Span(0, readout + 1), inside
+        return segment, Span(0, last + 1), inside
 
     def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
         """A view without predictors; see `_source`.

@@ -86,9 +86,10 @@ class PredictorOptions(Topic):
     )
     last_token: int | None = option(
         None,
-        "Read a view at this offset from its end (-1: its last token), as the published code does. Default: a source at its "
-        "last predictor token, any other view at its last token (for a message, the last content token; for a step, the "
-        "last separator token).",
+        "Read a view at this offset from its end, as the published code does: -1 is its last token (of a turn the "
+        "end-of-turn token, of a step the last token of its separator). A source with predictor tokens is read at the last "
+        "of them, whatever the offset (except with views standalone). Default: a view's last token (of a turn, the last of "
+        "its content).",
         VIEWS,
         secret=False,
         at_most=-1,

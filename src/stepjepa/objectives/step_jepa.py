@@ -72,8 +72,9 @@ _NAME = Names(StepJEPAOptions)
 class StepJEPA(Objective):
     """``--objective step_jepa``: step i -> step i + h inside every answer, or the question -> step h.
 
-    ``last_token`` counts from the end of a step: -1 is its last token, which contains the end of its separator. With
-    predictors, the source is still read at the last of them.
+    `PairBuilder.source` and `PairBuilder.readout_token` (`objectives.pairs`) decide at which token a step is read, and
+    `data.tokens.token_span` decides which token ends it. ``last_token`` counts from the end of a step: -1 is its last token,
+    which contains the end of its separator. With predictors, the source is read at the last of them instead.
     """
 
     name = "step_jepa"
