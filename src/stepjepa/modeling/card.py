@@ -33,7 +33,7 @@ NO_RESULT = ("_runtime", "_per_second", "_num_pairs")
 
 
 class Records(NamedTuple):
-    """What is recorded of a training: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log, the
+    """The records of a training run: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log, the
     step of the weights, and the model's name if it differs from its folder's."""
 
     run: Mapping[str, Any] = {}
@@ -102,7 +102,7 @@ def write_card(
     settings = records.settings
     base = run.get("base_model", {})
     name = escaped(records.name or name)
-    # Only the class name of a user's objective, since its path holds only on this machine.
+    # Only the class name of a user's objective, since its path is valid only on this machine.
     objective = escaped(str(settings.get("objective", "")).rpartition(":")[2])
     pairs = trained_pairs(settings)
     kwargs = settings.get("chat_template_kwargs") or {}

@@ -81,7 +81,7 @@ def export_model(
 
     Args:
         merge_lora: merge the adapter into the weights; otherwise write an adapter folder.
-        keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Tokens that the tokenizer already
+        keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer already
             has always get their trained rows, except in an adapter.
         records: records of the training, for the model card. A README.md that the user wrote is not changed.
 
@@ -423,7 +423,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         keep_predictors=options.keep_predictors,
         records=records,
     )
-    # In them, `evaluate` and other commands read how the weights were trained, for example the system prompt.
+    # `evaluate` and other commands read in these files how the weights were trained, for example with which system prompt.
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in copied:
         write_whole(target / name, [(run / name).read_bytes()])

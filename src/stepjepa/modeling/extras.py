@@ -242,7 +242,7 @@ class TrainedExtras(nn.Module):
 
     Attributes:
         groups: numbers of the groups of rows and head (`objectives.base.Objective.groups`).
-        in_state_dict: whether the model's state dict has them; set only if processes share the weights (FSDP).
+        in_state_dict: whether the model's state dict has them; set only if the weights are sharded (FSDP).
     """
 
     def __init__(
@@ -368,7 +368,7 @@ class TargetEncoder:
         object.__setattr__(causal_lm(model), _ENCODER, self)
 
     def begin(self) -> None:
-        """Start from the current weights if they are new objects; sharding replaces the weights by such objects."""
+        """Start from the current weights if they are new objects, which sharding creates."""
         free_gathered(self._model)
         weights = {
             name: parameter

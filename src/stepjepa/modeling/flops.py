@@ -10,7 +10,7 @@ A query pays for every key of its call. Under a dense mask these are all T token
 save nothing (FlexAttention skips blocks, so for it this is an upper bound). In attention by segments they are the tokens of
 its segment and, for a branch, of its trunk.
 
-Shapes: R rows, T tokens a row, L = R * T, N labelled positions, D width.
+Shapes: R rows, T tokens per row, L = R * T, N labelled positions, D width.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class ModelCost:
         forward: the backbone of the model that encodes the targets, without a backward pass.
         label: the LM head at a labelled position; `label_again` is the part computed twice if the logits are computed
             in chunks.
-        chunk: number of labelled positions of a batch above which they are.
+        chunk: number of labelled positions of a batch above which they are computed in chunks.
         source: the predictor head at a source.
         objective: `Objective.flops` as a function of the number of pairs.
     """
@@ -138,7 +138,7 @@ class ModelCost:
         autocast: bool = False,
         objective: Objective | None = None,
     ) -> ModelCost:
-        """Measure the cost of a model in its present state, which is restored; V of its LM softmax is `vocabulary`."""
+        """Measure the cost of a model in its current state, which is restored; V of its LM softmax is `vocabulary`."""
         inner = causal_lm(model)
         head, predictor = output_head(inner, vocabulary), trained_extras(inner).head
         embedding = embedding_rows(inner)

@@ -45,7 +45,7 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
     """The parts of the model that a loss may use."""
 
     def logits(states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
-        # Logits that are computed while the weights need no gradient pass gradients on to the states only.
+        # If the weights need no gradient while the logits are computed, only the states get one.
         trained = [
             parameter for parameter in model.parameters() if detach and parameter.requires_grad
         ]
@@ -256,7 +256,7 @@ def layer_states(
 
 @contextmanager
 def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Tensor]]:
-    """Within this context the states (R, T, D) after a layer (see `Read`) go into the list that it yields.
+    """Within this context the states (R, T, D) after a layer (see `Read`) are put into the list that is yielded.
 
     Raises:
         ConfigError: the model has no such layer, or no known list of layers.

@@ -310,7 +310,7 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -
 
 
 def configured_rows(name: str) -> int | None:
-    """Rows of a model's embedding according to its configuration, without loading it; None if that cannot be read."""
+    """Rows of a model's embedding, from its configuration only; None if no configuration can be read."""
     try:
         return int(text_config(AutoConfig.from_pretrained(**model_source(name))).vocab_size)
     # No such model, no network, or a configuration that needs remote code.
@@ -338,7 +338,7 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
-    """The most positions that a model with learned absolute positions has; None for rotary and other relative positions."""
+    """Maximum number of positions of a model that learns absolute positions; None for rotary and other relative ones."""
     # The forward of an Unsloth model drops tokens beyond the length that it was loaded for.
     if length := getattr(backbone(causal_lm(model)), "max_seq_length", None):
         return int(length)
@@ -433,7 +433,7 @@ TOKENIZERS = {
 
 
 def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a model's name stands for: itself, or the only one in a folder without other weights; else None.
+    """The GGUF file that a model's name refers to: that file, or the only one in a folder without other weights; else None.
 
     Raises:
         ConfigError: there are several such files, or the package that reads them is not installed.
@@ -465,7 +465,7 @@ def model_source(name: str) -> dict[str, Any]:
 
 
 def tokenizer_source(name: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a tokenizer; one next to a GGUF file takes precedence over the one inside."""
+    """Arguments of `from_pretrained` for a tokenizer; one next to a GGUF file has precedence over the one inside it."""
     source = model_source(name)
     folder = Path(source["pretrained_model_name_or_path"])
     if "gguf_file" in source and any((folder / file).is_file() for file in TOKENIZERS):

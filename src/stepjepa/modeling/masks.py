@@ -9,7 +9,7 @@ Its plan travels with the mask, a placeholder of four dimensions that models pas
 FlexAttention skips the blocks of a row that no query sees. With both, a call without a plan or a block mask (generation,
 other code) is ordinary `sdpa`.
 
-Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segment.
+Shapes: R rows, H heads, T tokens per row, D width of a head, S tokens of a segment.
 """
 
 from __future__ import annotations

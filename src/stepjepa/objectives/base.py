@@ -2,7 +2,8 @@
 
 An `Objective` defines its options (`Options`, `reads`, `defaults`), which states of a chat are compared (`pairs_of`), what
 is sampled every epoch (`draw`), which modules it trains (`modules`) and the loss (`loss`). Everything else (flags, layout,
-packing, masks, counts, the log) follows from these. It is constructed from the run's options and holds no state.
+packing, masks, counts, the log) follows from these. An objective is constructed from the run's options and
+holds no state.
 
 Shapes: P pairs, D width.
 """
@@ -88,7 +89,7 @@ class Objective:
         aligned_targets: whether a shuffled target has the same index among the pairs of the other example.
         needs_steps: whether it needs the steps of the answers; before the options are known, whether it may need them.
         draws: whether `draw` changes anything.
-        drafts: whether it has `draft`.
+        drafts: whether it defines `draft`.
         several_pairs: whether an example usually has several pairs.
         groups: the numbers, in the tokens' names, of its groups of K predictor tokens; every group has a predictor head.
         unread: options that it does not read, even if it reads others of the same topic; giving one a value is an error.

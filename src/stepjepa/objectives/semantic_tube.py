@@ -313,7 +313,7 @@ def step_spans(
 def pairs_of_spans(
     user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions
 ) -> list[Pair]:
-    """The states to combine for spans that are drawn already, one pair per span, in their order.
+    """The states to combine for spans that have been drawn, one pair per span, in their order.
 
     The loss is ``sum_p weight_p * distance_p / sum_p weight_p``, both sums over the batch.
 
