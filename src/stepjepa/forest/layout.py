@@ -123,8 +123,8 @@ def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """(positions that predict, ids to predict), each (N,) int32: the labelled tokens shifted by one."""
     # Nothing predicts the first token.
     spans = [np.arange(max(start, 1), stop) for start, stop in example.labels]
-    labelled = np.concatenate(spans) if spans else np.zeros(0, np.int64)
-    return (labelled - 1).astype(np.int32), np.asarray(example.trunk)[labelled].astype(np.int32)
+    labelled = np.concatenate([np.zeros(0, np.int64), *spans])
+    return (labelled - 1).astype(np.int32), example.trunk[labelled]
 
 
 def build_forest(
@@ -146,7 +146,7 @@ def build_forest(
     elif not targets:
         numbers = [number for number in numbers if number not in of_targets]
 
-    chat = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
+    chat = Segment(example.trunk, ISOLATED, 0)
     segments = [chat if number == TRUNK else example.segments[number - 1] for number in numbers]
     pieces = [segment.tokens(predictor_ids) for segment in segments]
     lengths = [len(piece) for piece in pieces]
@@ -162,7 +162,7 @@ def build_forest(
     label_positions, label_ids = label_indices(example if trunk else example._replace(labels=()))
     return Forest(
         example,
-        np.concatenate(pieces).astype(np.int32, copy=False),
+        np.concatenate(pieces),
         np.repeat(first_position, lengths) + order,
         np.repeat(segment_number, lengths),
         order,
@@ -178,9 +178,7 @@ def segment_row(
 ) -> tuple[np.ndarray, int]:
     """A row of the two-pass form: ids (T',) of the trunk that a segment sees and of the segment, and the first position."""
     segment = example.segments[number - 1]
-    ids = np.concatenate(
-        [np.asarray(example.trunk[: segment.attach + 1], np.int32), segment.tokens(predictor_ids)]
-    )
+    ids = np.concatenate([example.trunk[: segment.attach + 1], segment.tokens(predictor_ids)])
     return ids, segment.position if segment.attach == ISOLATED else 0
 
 
@@ -193,7 +191,7 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
     Raises:
         ValueError: the source is neither a branch nor a state of the trunk, or the target is not a copy of its tokens.
     """
-    trunk = np.asarray(example.trunk, dtype=np.int32)
+    trunk = example.trunk
     inserted = np.zeros(0, np.int32)
     # The predictors are inserted at `stop`; the isolated target is at [begin, end).
     stop = len(trunk)

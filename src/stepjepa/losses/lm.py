@@ -16,7 +16,7 @@ MAX_LOGITS_BYTES = 256 * 2**20
 
 
 def scaled_logits(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
-    """Transform logits as some models do: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2)."""
+    """Transform logits (any shape) as some models do: ``scale * x`` (Cohere, Granite), ``cap * tanh(x / cap)`` (Gemma 2)."""
     logits = logits * scale if scale != 1.0 else logits
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 

@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -267,9 +268,7 @@ class OutputHead:
             with forward_as(module, loss):
                 return module(states_ND)  # type: ignore[no-any-return]
 
-        def logits(states_CD: torch.Tensor) -> torch.Tensor:
-            return self.logits(model, states_CD)
-
+        logits = partial(self.logits, model)
         return chunked_cross_entropy_sum(logits, states_ND, labels_N, rows, token_sums)
 
     def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:

@@ -32,6 +32,7 @@ from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
 from stepjepa.forest.collate import ForestCollator, collator_for
 from stepjepa.forest.layout import label_indices
+from stepjepa.losses.gather import world_size
 from stepjepa.modeling.extras import is_extra, trained_extras
 from stepjepa.modeling.load import ATTENTION_ASKED
 from stepjepa.modeling.masks import (
@@ -140,8 +141,8 @@ def choose_forward(
         if has_no_weights
         else _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)
     ]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        choices *= torch.distributed.get_world_size()
+    if world_size() > 1:
+        choices *= world_size()
         torch.distributed.all_gather_object(choices, choices[0])
     # Processes may come to different choices, for example on different GPUs, but must run the same forward.
     complete = (candidate for candidate in choices if candidate is not None)
@@ -288,9 +289,7 @@ class _Trial:
         logits_of_labels = []
         for example in self._examples:
             # Two rows that differ in the last token: in a causal model, the logits before it are equal.
-            ids = torch.from_numpy(np.stack([example.trunk, example.trunk]).astype(np.int64)).to(
-                self._device
-            )
+            ids = torch.from_numpy(example.trunk).long().repeat(2, 1).to(self._device)
             ids[1, -1] = ids[0, 0]
             try:
                 logits = own_forward(self._inner)(input_ids=ids, use_cache=False).logits[
@@ -424,10 +423,11 @@ def _synthetic_examples(
 
     size = min(vocabulary, vocabulary_size(inner))
     # Such as `image_token_id`, at which a multimodal model would expect an image.
-    special = set[int]()
-    for name, value in vars(inner.config).items():
-        if "token" in name and isinstance(value, int):
-            special.add(value)
+    special = {
+        value
+        for name, value in vars(inner.config).items()
+        if "token" in name and isinstance(value, int)
+    }
     plain = [index for index in range(size) if index not in special] or [0]
     places = (7 * np.arange(length) + 5) % len(plain)
     ids = np.array(plain, dtype=np.int32)[places]

@@ -223,7 +223,7 @@ class Objective:
     @property
     def about(self) -> tuple[str, ...]:
         """Its own options, each as ``name value``."""
-        known = {} if self.Options is None else options_of(self.Options)
+        known = options_with_defaults(type(self))
         values = {
             name: getattr(self.own, name) for name, option in known.items() if not option.secret
         }

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
 Vector = Mapping[int, float]  # state -> coefficient
+_Vectors = list[tuple[Vector, Vector, float]]  # source, target and weight of each pair
 _GROUP = "semantic tube"
 
 
@@ -252,7 +253,7 @@ class _Content(NamedTuple):
 
     @property
     def length(self) -> int:
-        return self.u1 - self.u0 + self.a1 - self.a0
+        return self.user_length + self.a1 - self.a0
 
     def path(self, *offsets: int) -> Vector:
         """``c(o_1) - c(o_0) + c(o_3) - c(o_2) + ..``; terms that cancel are left out."""
@@ -325,8 +326,8 @@ def pairs_of_spans(
     content = _content(user, answer)
     n, user_length = content.length, content.user_length
     path, adjustment = content.path, options.tube_length_adjustment
-    # Source, target, weight of each pair, by the first table at the top of this file.
-    vectors: list[tuple[Vector, Vector, float]] = []
+    # By the first table at the top of this file.
+    vectors: _Vectors = []
     if options.tube_mode == "curvature":
         vectors = _curvature(content)
     elif options.tube_mode == "mean":
@@ -416,13 +417,13 @@ def _mean(span: Span) -> Vector:
     return dict.fromkeys(range(*span), 1 / (span[1] - span[0]))
 
 
-def _curvature(content: _Content) -> list[tuple[Vector, Vector, float]]:
+def _curvature(content: _Content) -> _Vectors:
     """Consecutive first differences within each content; none crosses the gap.
 
     With the weight 1 / angles, the weighted mean over a batch is the mean over examples of their mean angle, as published.
     """
     angles = [*range(content.u0, content.u1 - 1), *range(content.a0, content.a1 - 1)]
-    vectors: list[tuple[Vector, Vector, float]] = []
+    vectors: _Vectors = []
     for i in angles:
         before = {i: -1.0, i + 1: 1.0}
         after = {i + 1: -1.0, i + 2: 1.0}
