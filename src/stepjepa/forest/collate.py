@@ -407,7 +407,7 @@ class Compared(NamedTuple):
 
 
 def compared(
-    sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int = 0
+    sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int
 ) -> Compared:
     """Collect the pairs of a batch.
 

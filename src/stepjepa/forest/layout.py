@@ -318,13 +318,10 @@ def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[fl
         attached: index of the last trunk token that each segment sees (-1: none).
     """
     # The causal kernel skips the upper triangle, half of an isolated segment's scores; a branch, under a mask, pays for all.
-    seen = (
-        length / 2 if at == ISOLATED else lengths[0] + length
+    scores = sum(
+        length * (length / 2 if at == ISOLATED else lengths[0] + length)
         for length, at in zip(lengths, attached, strict=True)
     )
-    by_segment = (
-        sum(length * keys for length, keys in zip(lengths, seen, strict=True))
-        / DEFAULT_ATTENTION_LENGTH
-    )
+    by_segment = scores / DEFAULT_ATTENTION_LENGTH
     together = sum(lengths) ** 2 / DEFAULT_ATTENTION_LENGTH
     return by_segment + CALL_COST * len(lengths), together + CALL_COST

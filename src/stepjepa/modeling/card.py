@@ -16,6 +16,7 @@ import numpy as np
 
 from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import FILE_SUFFIXES
+from stepjepa.data.tokens import kept_predictors
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object, write_whole
 from stepjepa.utils.text import escaped
@@ -86,14 +87,13 @@ def write_card(
     name: str,
     records: Records,
     tokenizer: PreTrainedTokenizerBase,
-    kept: Sequence[str],
     end: int | None = None,
 ) -> None:
     """Write the card of the model in a folder.
 
     Args:
         name: title of the card, unless the records have a name.
-        kept: the predictor tokens in the model's vocabulary.
+        tokenizer: that of the model, whose vocabulary may have predictor tokens.
         end: id of the token that ends an answer, if there is one.
     """
     from huggingface_hub import ModelCard, ModelCardData
@@ -142,7 +142,7 @@ def write_card(
         last=last,
         signs=logged_collapse(last)[0],
         adapter=adapter,
-        kept=list(kept),
+        kept=list(kept_predictors(tokenizer)),
         tokenizer=tokenizer,
         end_token="" if end is None else str(tokenizer.convert_ids_to_tokens(end)),
         dropped=recorded_ending(records.data),

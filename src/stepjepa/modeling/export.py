@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
-from stepjepa.data.tokens import answer_end, kept_predictors, stop_ids, usable_renderer
+from stepjepa.data.tokens import answer_end, stop_ids, usable_renderer
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
@@ -96,16 +96,15 @@ def export_model(
     try:
         tokenizer, end = _write(model, tokenizer, folder, merge_lora, keep_predictors, records)
         if is_card(target) or not (target / CARD).exists():
-            kept = list(kept_predictors(tokenizer))
             try:
-                write_card(folder, target.resolve().name, records, tokenizer, kept, end)
+                write_card(folder, target.resolve().name, records, tokenizer, end)
             # Damaged records must not prevent the export of a model.
             except Exception as error:
                 logger.warning(
                     "the model card was written without the records of the training: %s",
                     said(error, lines=1),
                 )
-                write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept, end)
+                write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, end)
         share(folder)
         written = sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()

@@ -9,9 +9,8 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -60,8 +59,7 @@ CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(NamedTuple):
     """A built-in model, a Llama with tied embeddings.
 
     `vocabulary` is the maximum number of tokens; with `words`, the tokenizer has one token per word instead of byte-level
@@ -450,7 +448,7 @@ def gguf_file(name: str) -> Path | None:
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ConfigError(
-            f"--{_NAME.model_name} {name}: holds several models ({names}); give the path of one file"
+            f"{MODEL} {name}: holds several models ({names}); give the path of one file"
         )
     library("gguf", extra="gguf")
     return files[0]

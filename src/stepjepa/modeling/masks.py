@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -215,8 +214,7 @@ def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 # Attention by segments
 
 
-@dataclass(frozen=True)
-class AttendedSegment:
+class AttendedSegment(NamedTuple):
     """A trunk, branch or target; or a whole short forest, for which one call under a mask is cheaper than several.
 
     Attributes:
@@ -231,8 +229,7 @@ class AttendedSegment:
     mask: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class SegmentPlan:
+class SegmentPlan(NamedTuple):
     """The forests of a batch, in the order of their positions.
 
     Attributes:

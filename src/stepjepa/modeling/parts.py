@@ -66,7 +66,7 @@ def embedding_rows(model: PreTrainedModel) -> torch.Tensor:
 
 def vocabulary_size(model: PreTrainedModel) -> int:
     """V, the number of rows of the model's input embedding."""
-    return int(embedding_rows(model).shape[0])
+    return len(embedding_rows(model))
 
 
 def plain_ids(model: PreTrainedModel) -> torch.Tensor:
@@ -110,8 +110,8 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     The model's `base_model_prefix` names it; if there is no such module (Llama 4, Mllama), it is the child that holds the
     input embedding.
     """
-    named = getattr(model, model.base_model_prefix, None)
-    if isinstance(named, nn.Module):
+    named = model.base_model
+    if named is not model:
         return named
     embedding = model.get_input_embeddings()
     holders = (
@@ -469,7 +469,7 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
 
 
 @contextmanager
-def gathered(model: nn.Module, reshard_after_forward: bool = True) -> Iterator[None]:
+def gathered(model: nn.Module, reshard_after_forward: bool) -> Iterator[None]:
     """Within this context every process has all weights and may call the model any number of times, without gradients.
 
     `reshard_after_forward` is the setting of the modules after the context.

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -75,8 +74,7 @@ _SHORT, _LONG = 13, 200
 _MASK = "its attention does not follow the mask"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The forward and the attention for a model.
 
     Attributes:

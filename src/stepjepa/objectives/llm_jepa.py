@@ -197,10 +197,10 @@ class LLMJEPA(Objective):
         """
         if not self.predictors:
             return self._target(chat, message)
-        if not message["content"].strip():
+        content = message["content"]
+        if not content.strip():
             raise RowError("empty_view", "the message is empty")
         front = self.options.front_pred
-        content = message["content"]
         marked = _MARK + content if front else content + _MARK
         text = _alone(chat, {**message, "content": marked})
         if _MARK not in text:
