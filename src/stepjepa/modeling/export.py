@@ -111,7 +111,8 @@ def export_model(
         )
         # Files of an earlier export would be read together with, or instead of, the new ones.
         stale = {PREDICTORS_FILE, *(listed_files(target) or ())}
-        stale |= _MODEL if "config.json" in written else set()
+        if "config.json" in written:
+            stale |= _MODEL
         # Without a manifest, an export that is interrupted here counts as incomplete.
         (target / MANIFEST).unlink(missing_ok=True)
         for name in written:

@@ -479,7 +479,7 @@ def encoding_model(inner: PreTrainedModel) -> AbstractContextManager[PreTrainedM
 # Files
 
 
-def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = True) -> None:
+def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool) -> None:
     """Write what training added to a causal LM (or to that of a PEFT model), atomically, in processes with `here` set. Every
     process must call this."""
     inner = causal_lm(model)

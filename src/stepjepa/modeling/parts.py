@@ -249,7 +249,7 @@ class OutputHead:
             rows: number of positions whose logits are held at once; None for `chunk_rows`.
             token_sums: return (3,), see `chunked_cross_entropy_sum`.
         """
-        rows = chunk_rows(self.vocabulary) if rows is None else rows
+        rows = rows or chunk_rows(self.vocabulary)
         if self.plain and not self.own:
             module: Any = model.get_output_embeddings()
             limit = 4 * self.vocabulary * rows
@@ -327,9 +327,8 @@ def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     """The head that the configuration describes if it agrees with the model's own forward; else that forward."""
     config, module = text_config(model.config), plain_module(model.get_output_embeddings())
-    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-        getattr(config, "logits_scaling", None) or 1.0
-    )
+    multiplier = getattr(config, "logit_scale", None) or 1.0
+    scale = multiplier / (getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))

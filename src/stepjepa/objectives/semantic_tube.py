@@ -281,7 +281,7 @@ def draw_pairs(
         with a user message of only token 0; for curvature without two consecutive displacements (the published code
         includes such an example in the mean with an angle of 0).
     """
-    if user[0] >= user[1] or answer[0] >= answer[1]:
+    if user.start >= user.stop or answer.start >= answer.stop:
         return []
     content = _content(user, answer)
     if (draws_spans(options) and content.length < 2) or (
@@ -371,7 +371,7 @@ def length_weight(source_length: int, target_length: int, adjustment: str) -> fl
 
 def _content(user: Span, answer: Span) -> _Content:
     # The user's content may begin with token 0, which has no state before it.
-    return _Content(max(user[0] - 1, 0), user[1] - 1, answer[0] - 1, answer[1] - 1)
+    return _Content(max(user.start - 1, 0), user.stop - 1, answer.start - 1, answer.stop - 1)
 
 
 def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
@@ -414,7 +414,7 @@ def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[i
 
 
 def _mean(span: Span) -> Vector:
-    return dict.fromkeys(range(*span), 1 / (span[1] - span[0]))
+    return dict.fromkeys(range(*span), 1 / (span.stop - span.start))
 
 
 def _curvature(content: _Content) -> _Vectors:
