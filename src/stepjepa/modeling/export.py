@@ -435,7 +435,7 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
         raise ConfigError(f"{target}: is the checkpoint itself; give another output folder")
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
         raise ConfigError(
-            f"{target}: is the folder of a run, whose records do not describe this checkpoint; give another output folder"
+            f"{target}: is the folder of a run, with whose records the export would be mixed; give another output folder"
         )
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise ConfigError(

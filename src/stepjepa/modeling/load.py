@@ -463,7 +463,7 @@ def model_source(name: str) -> dict[str, Any]:
 
 
 def tokenizer_source(name: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a tokenizer; one next to a GGUF file has precedence over the one inside it."""
+    """Arguments of `from_pretrained` for a tokenizer; one next to a GGUF file takes precedence over the one inside."""
     source = model_source(name)
     folder = Path(source["pretrained_model_name_or_path"])
     if "gguf_file" in source and any((folder / file).is_file() for file in TOKENIZERS):

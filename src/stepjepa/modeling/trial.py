@@ -343,9 +343,9 @@ class _Trial:
         errors += [
             distance(side, expected) for side, expected in zip(states, self._states, strict=True)
         ]
-        # NaN is never within the limit.
-        exact = all(error <= self._limit for error in errors)
-        return Verdict(in_training if exact else fault, float(np.max(errors)))
+        # The largest of errors that include NaN is NaN, which is never within the limit.
+        off = float(np.max(errors))
+        return Verdict(in_training if off <= self._limit else fault, off)
 
     def _training_fault(self, form: str, attention: str) -> str:
         """The fault that a form has only in training mode; empty if it has none."""

@@ -87,7 +87,7 @@ class PairBuilder:
         read = (
             Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
         )
-        return read if self.layer is None else read._replace(layer=self.layer)
+        return read._replace(layer=self.layer)
 
     def readout_token(self, view: Span, close: int | None = None) -> int | None:
         """The token at which a view without predictors is read: its last, or the one at `last_token` from `close` (default:
