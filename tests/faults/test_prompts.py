@@ -158,7 +158,7 @@ def test_what_a_run_was_trained_with_is_what_its_model_and_its_card_ask_with(nam
     (tmp_path / "data_report.json").write_text(json.dumps(data))
     prompter = Place(str(tmp_path), tmp_path).prompter(tokenizer, EvaluateOptions())
     assert prompter.text(chat(QUESTION)).endswith(asked)
-    write_card(tmp_path, "model", Records(run=run, data=data), tokenizer, [])
+    write_card(tmp_path, "model", Records(run=run, data=data), tokenizer)
     assert on_card in (tmp_path / CARD).read_text()
 
 

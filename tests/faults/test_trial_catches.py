@@ -85,7 +85,7 @@ def test_segments_that_go_wrong_leave_the_dense_mask(monkeypatch):
 def test_inline_and_two_pass_are_tried_too(monkeypatch):
     own = visibility.dense_mask
     monkeypatch.setattr(visibility, "dense_mask", lambda rows, *rest: own(replace(rows, floor=rows.order * 0), *rest))
-    with pytest.raises(ConfigError, match="forward=inline cannot serve"):
+    with pytest.raises(ConfigError, match="forward=inline cannot be used for"):
         chosen(tiny_model("llama"), forward="inline")
     assert chosen(tiny_model("llama"))[1] == "packed"
     model = family_model("llama")
@@ -145,7 +145,7 @@ def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
 
 def test_flex_attention_is_compiled_for_all_forms_and_two_backward_passes(on_cuda, caplog):
     on_cuda(tiny_model("llama"))
-    assert caplog.messages == ["FlexAttention is compiled, up to a minute; --attn_implementation sdpa is not"]
+    assert caplog.messages == ["compiling FlexAttention takes up to a minute; --attn_implementation sdpa avoids this"]
     before = torch._dynamo.config.cache_size_limit, torch._functorch.config.donated_buffer
     with masks._flex_settings("cuda"):
         assert torch._dynamo.config.cache_size_limit >= 64 and not torch._functorch.config.donated_buffer
@@ -237,7 +237,7 @@ def test_all_processes_choose_the_same(tmp_path):
         process.join(timeout=60)
     assert {answer for forward, answer in found if forward == "auto"} == {"two_pass"}
     (refusal,) = {answer for forward, answer in found if forward == "packed"}
-    assert "forward=packed cannot serve" in refusal
+    assert "forward=packed cannot be used for" in refusal
 
 
 def test_processes_that_wait_for_their_weights_have_no_say(monkeypatch):

@@ -75,7 +75,7 @@ def test_it_is_trained_in_two_passes_with_the_numbers_of_an_unpatched_model(lora
 
 def test_packed_rows_that_are_asked_for_are_refused(patch, tmp_path, tokenizer):
     patch()
-    with pytest.raises(ConfigError, match="packed cannot serve LlamaForCausalLM: in training mode") as refused:
+    with pytest.raises(ConfigError, match="packed cannot be used for LlamaForCausalLM: in training mode") as refused:
         trainer_for(tmp_path, tokenizer, model=loaded(tokenizer), **PAIRS, forward="packed")
     assert "\n" not in str(refused.value)
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import Pair, Read
+from stepjepa.data.types import Pair, Read, Span
 from stepjepa.objectives.semantic_tube import TubeOptions, draw_pairs, pairs_of_spans
 
 
@@ -39,9 +39,9 @@ def tube_of(pairs: Sequence[Pair]) -> Tube:
 
 
 def tube_of_spans(user: Any, answer: Any, spans: Sequence[Sequence[int]], options: Any) -> Tube:
-    return tube_of(pairs_of_spans(user, answer, spans, options))
+    return tube_of(pairs_of_spans(Span(*user), Span(*answer), spans, options))
 
 
 def draw_tube(user: Any, answer: Any, options: Any, rng: np.random.Generator) -> Tube | None:
-    pairs = draw_pairs(user, answer, options, rng)
+    pairs = draw_pairs(Span(*user), Span(*answer), options, rng)
     return tube_of(pairs) if pairs else None

@@ -1,12 +1,12 @@
 """Collation turns a batch of examples into tensors, in the data loader's workers. The masks are built later, on the device.
 
-Shapes: B examples, R rows, T tokens a row, S view rows, T' tokens a view row, N labelled positions, P pairs, M terms.
+Shapes: B examples, R rows, T tokens per row, S view rows, T' tokens per view row, N labelled positions, P pairs, M terms.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from stepjepa.forest.layout import (
     build_inline,
     label_indices,
     plan_rows,
+    row_lengths,
     rows_cost,
     segment_row,
     target_segments,
@@ -31,7 +32,20 @@ PADDING = -1
 
 
 @dataclass(frozen=True)
-class ForestCollator:
+class _Collator:
+    """The fields that both collators have, see `ForestCollator`."""
+
+    predictor_ids: tuple[int, ...]
+    pad_token_id: int
+    _: KW_ONLY
+    separate_targets: bool = False
+    shuffle_targets: bool = False
+    aligned_targets: bool = False
+    every_pass: bool = False
+
+
+@dataclass(frozen=True)
+class ForestCollator(_Collator):
     """Packs the forests of a batch into rows, for the `packed` and `inline` forwards; a call returns the `Batch`.
 
     Attributes:
@@ -39,28 +53,22 @@ class ForestCollator:
         pad_token_id: fills the rows; a padding token sees only itself, and no token sees it.
         pad_to_multiple_of: row lengths are rounded up to a multiple of this.
         segmented: the model can attend by segments (`modeling.masks`); a batch for which this is cheaper becomes one row
-            without padding, with `forests`.
+            without padding, with `Rows.forests`.
         attention_length, max_row_length: see `layout.plan_rows`.
         inline: put the predictors and the isolated view into the sequence itself (`layout.build_inline`).
-        separate_targets: the targets need no gradient and get rows of their own, `target_rows`.
+        separate_targets: the targets need no gradient and get separate rows, `target_rows`.
         shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs are dropped if there is
             no other example.
-        aligned_targets: choose the target at the same place in the other example.
+        aligned_targets: choose the target with the same index in the other example.
         every_pass: call the backbone for the targets of a batch without pairs too, on one token: processes that share
             weights must make the same calls.
     """
 
-    predictor_ids: tuple[int, ...]
-    pad_token_id: int
     pad_to_multiple_of: int = 8
     attention_length: float = DEFAULT_ATTENTION_LENGTH
     max_row_length: int | None = None
     segmented: bool = False
     inline: bool = False
-    separate_targets: bool = False
-    shuffle_targets: bool = False
-    aligned_targets: bool = False
-    every_pass: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
@@ -95,9 +103,7 @@ class ForestCollator:
             target_rows, target_starts = lay_out(target_forests)
             targets = places(target_forests, target_starts)
 
-        source_reads, target_reads, weights, groups, replayed_pairs = compared(
-            sources, targets, self.shuffle_targets, self.aligned_targets, replayed
-        )
+        pairs = compared(sources, targets, self.shuffle_targets, self.aligned_targets, replayed)
         labels = [
             forest.label_positions + begins[TRUNK]
             for forest, (_, begins) in zip(forests, sources, strict=True)
@@ -105,11 +111,11 @@ class ForestCollator:
         label_positions = flat(labels)
 
         # The forward computes the last MLP at these positions only.
-        read = [label_positions, source_reads.positions]
+        read = [label_positions, pairs.sources.positions]
         if target_rows is None:
-            read.append(target_reads.positions)
+            read.append(pairs.targets.positions)
         else:
-            target_rows = replace(target_rows, read_positions=target_reads.positions.unique())
+            target_rows = replace(target_rows, read_positions=pairs.targets.positions.unique())
         rows = replace(rows, read_positions=torch.cat(read).unique())
 
         # One padding token stands in for the missing targets, so that this process makes the same calls as the others.
@@ -121,13 +127,9 @@ class ForestCollator:
             rows,
             label_positions,
             flat([forest.label_ids for forest in forests]),
-            source_reads,
-            target_reads,
-            weights,
-            groups,
+            **pairs._asdict(),
             target_rows=target_rows,
             idle=idle,
-            replayed=replayed_pairs,
         )
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
@@ -154,7 +156,7 @@ class ForestCollator:
         Returns:
             The rows, and the start of each forest in their flattened states, (B,).
         """
-        width = max(sum(len(forests[index]) for index in row) for row in rows)
+        width = max(row_lengths(rows, [len(forest) for forest in forests]))
         width += -width % self.pad_to_multiple_of
         shape = (len(rows), width)
         fills = {"input_ids": self.pad_token_id, "position_ids": 0, "order": 0, "attach": ISOLATED}
@@ -182,26 +184,18 @@ class ForestCollator:
         return Rows(**{name: torch.from_numpy(field) for name, field in fields.items()}), starts
 
 
-@dataclass(frozen=True)
-class TwoPassCollator:
+class TwoPassCollator(_Collator):
     """Lays a batch out for the `two_pass` forward: plain padded rows for the LM loss, and one row per segment for the states
     of the views. It needs only an ordinary right-padding mask, so it works for every causal architecture.
 
     `rows` (B, T) are the chats. `views` (S, T') has one row per segment, sources first: the part of the trunk that it
-    sees, then its own tokens. The fields are those of `ForestCollator`.
+    sees, then its own tokens. For the fields see `ForestCollator`.
     """
-
-    predictor_ids: tuple[int, ...]
-    pad_token_id: int
-    separate_targets: bool = False
-    shuffle_targets: bool = False
-    aligned_targets: bool = False
-    every_pass: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
         examples, replayed = with_replayed(examples, self.shuffle_targets)
-        rows = self._pad([(np.asarray(example.trunk), 0) for example in examples])
+        rows = self._pad([(example.trunk, 0) for example in examples])
         width = rows.input_ids.shape[1]
         labels = [label_indices(example) for example in examples]
 
@@ -225,7 +219,7 @@ class TwoPassCollator:
             together = sources
         view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
 
-        source_reads, target_reads, weights, groups, replayed_pairs = compared(
+        pairs = compared(
             list(zip(examples, starts, strict=True)),
             list(zip(examples, target_starts, strict=True)),
             self.shuffle_targets,
@@ -236,15 +230,11 @@ class TwoPassCollator:
             rows,
             flat([position + row * width for row, (position, _) in enumerate(labels)]),
             flat([ids for _, ids in labels]),
-            source_reads,
-            target_reads,
-            weights,
-            groups,
-            view_rows,
-            len(sources),
-            target_rows,
-            self.every_pass and self.separate_targets and not targets,
-            replayed_pairs,
+            **pairs._asdict(),
+            views=view_rows,
+            branches=len(sources),
+            target_rows=target_rows,
+            idle=self.every_pass and self.separate_targets and not targets,
         )
 
     def _rows(
@@ -311,7 +301,11 @@ def collator_for(
     ids = tuple(predictor_ids)
     if forward == "two_pass":
         return TwoPassCollator(
-            ids, pad_token_id, separate_targets, shuffle_targets, aligned_targets
+            ids,
+            pad_token_id,
+            separate_targets=separate_targets,
+            shuffle_targets=shuffle_targets,
+            aligned_targets=aligned_targets,
         )
     return ForestCollator(
         ids,
@@ -338,10 +332,10 @@ def segmented_cost(forest: Forest) -> float:
 def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray | None:
     """For each pair of a batch, the pair of another example whose target it gets (``--control shuffled``).
 
-    The targets are shifted by the largest number of pairs of an example, so each is used once, in any order of the batch
-    (the order changes with the epoch). If one example has more than half of all pairs, this is impossible, and targets of
-    the other examples are used more than once. With `aligned`, each pair gets the target at its own place in the next
-    example that has pairs, modulo its number of pairs.
+    The targets are shifted by the largest number of pairs of an example, so each is used once, whatever the order of the
+    batch (which changes with the epoch). If one example has more than half of all pairs, this is impossible, and targets of
+    the other examples are used more than once. With `aligned`, each pair gets the target with the same index in the
+    next example that has pairs, modulo that example's number of pairs.
 
     Returns:
         (P,) int64; None if fewer than two examples have a pair.
@@ -358,8 +352,8 @@ def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray |
             place = np.arange(counts[example]) % counts[following]
             pieces.append(first_pair[following] + place)
         return np.concatenate(pieces)
-    # The pairs of an example are consecutive, so a shift by `most` leaves the example. Up to half of all pairs, it does
-    # not reach the same example again from the other end.
+    # The pairs of an example are consecutive, so a shift by `most` leaves the example. If `most` is at most half of
+    # all pairs, the shift does not reach the same example again from the other end.
     most = max(counts)
     if 2 * most <= total:
         return (np.arange(total) + most) % total
@@ -402,8 +396,8 @@ def with_replayed(
 
 
 class Compared(NamedTuple):
-    """Both sides of all P pairs of a batch, their weights and groups (P,), and the number of replayed pairs, which come
-    last."""
+    """The fields of a `Batch` on its P pairs: both sides, weights and groups (P,), and the number of replayed pairs, which
+    come last."""
 
     sources: StateReads
     targets: StateReads
@@ -413,7 +407,7 @@ class Compared(NamedTuple):
 
 
 def compared(
-    sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int = 0
+    sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int
 ) -> Compared:
     """Collect the pairs of a batch.
 
@@ -473,7 +467,7 @@ def state_reads(
     if len(layers) > 1:
         layer_P = torch.tensor([layers.index(read.layer) for read, _ in reads])
         layer_of = layer_P[vectors]
-    # If every vector is a single state, they are gathered and not summed, and the order goes into the gather.
+    # If every vector is a single state, they are gathered and not summed, and the gather applies the order.
     if all(read.is_state for read, _ in reads):
         if order_P is not None:
             positions = positions[order_P]
@@ -485,6 +479,4 @@ def state_reads(
 
 def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
     """Concatenate integer arrays (N,) of any lengths, as int64."""
-    return torch.from_numpy(
-        np.concatenate(pieces).astype(np.int64) if pieces else np.zeros(0, np.int64)
-    )
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *pieces]))

@@ -60,7 +60,7 @@ class Forest:
     """One example laid out for one forward pass; see the drawing at the top of this file.
 
     Attributes:
-        example: the example; of the inline form, with the predictors inserted into its trunk.
+        example: the example; in the inline form, with the predictors inserted into its trunk.
         input_ids, position_ids, segment, order, attach: (L,) int32.
         label_positions: (N,) int32, the positions whose *next* token on the trunk is labelled.
         label_ids: (N,) int32, those next tokens.
@@ -123,8 +123,8 @@ def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """(positions that predict, ids to predict), each (N,) int32: the labelled tokens shifted by one."""
     # Nothing predicts the first token.
     spans = [np.arange(max(start, 1), stop) for start, stop in example.labels]
-    labelled = np.concatenate(spans) if spans else np.zeros(0, np.int64)
-    return (labelled - 1).astype(np.int32), np.asarray(example.trunk)[labelled].astype(np.int32)
+    labelled = np.concatenate([np.zeros(0, np.int64), *spans])
+    return (labelled - 1).astype(np.int32), example.trunk[labelled]
 
 
 def build_forest(
@@ -136,7 +136,8 @@ def build_forest(
         predictor_ids: token ids of the K predictors of every group, group by group, in the order in which they follow a
             source.
         targets: if False, omit the segments of the targets.
-        trunk: if False, lay out only these, for a forward pass without a gradient. The example must have a pair.
+        trunk: if False, lay out only the segments of the targets, for a forward pass without a gradient. The example must
+            have a pair.
     """
     of_targets = target_segments(example)
     numbers = list(range(TRUNK, 1 + len(example.segments)))
@@ -145,7 +146,7 @@ def build_forest(
     elif not targets:
         numbers = [number for number in numbers if number not in of_targets]
 
-    chat = Segment(np.asarray(example.trunk, np.int32), ISOLATED, 0)
+    chat = Segment(example.trunk, ISOLATED, 0)
     segments = [chat if number == TRUNK else example.segments[number - 1] for number in numbers]
     pieces = [segment.tokens(predictor_ids) for segment in segments]
     lengths = [len(piece) for piece in pieces]
@@ -161,7 +162,7 @@ def build_forest(
     label_positions, label_ids = label_indices(example if trunk else example._replace(labels=()))
     return Forest(
         example,
-        np.concatenate(pieces).astype(np.int32, copy=False),
+        np.concatenate(pieces),
         np.repeat(first_position, lengths) + order,
         np.repeat(segment_number, lengths),
         order,
@@ -177,9 +178,7 @@ def segment_row(
 ) -> tuple[np.ndarray, int]:
     """A row of the two-pass form: ids (T',) of the trunk that a segment sees and of the segment, and the first position."""
     segment = example.segments[number - 1]
-    ids = np.concatenate(
-        [np.asarray(example.trunk[: segment.attach + 1], np.int32), segment.tokens(predictor_ids)]
-    )
+    ids = np.concatenate([example.trunk[: segment.attach + 1], segment.tokens(predictor_ids)])
     return ids, segment.position if segment.attach == ISOLATED else 0
 
 
@@ -190,9 +189,9 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
     the target see only the target; tokens after it see everything.
 
     Raises:
-        ValueError: the source is no branch or state of the trunk, or the target is no copy of the trunk's tokens.
+        ValueError: the source is neither a branch nor a state of the trunk, or the target is not a copy of its tokens.
     """
-    trunk = np.asarray(example.trunk, dtype=np.int32)
+    trunk = example.trunk
     inserted = np.zeros(0, np.int32)
     # The predictors are inserted at `stop`; the isolated target is at [begin, end).
     stop = len(trunk)
@@ -213,7 +212,9 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
         on_the_chat = branch is None or (branch.attach != ISOLATED and not len(branch.ids))
         single_states = len(pair.source.terms) == len(pair.target.terms) == 1
         if copy is None or copy.origin is None or not on_the_chat or not single_states:
-            raise ValueError("inline takes predictors on the trunk and a copy of its tokens")
+            raise ValueError(
+                "inline needs a source on the trunk and a target that copies its tokens"
+            )
         source_start = 0
         if branch is not None:
             inserted = branch.tokens(predictor_ids)
@@ -293,12 +294,12 @@ def plan_rows(
         even = min(max(longest, -(-total // count)), limit)
         # Forests rarely fill an even split exactly, and a little more room often saves a row.
         capacities.update(min(limit, even + int(slack * longest)) for slack in _SLACKS)
-        # No more rows help once a row is as short as the longest forest.
+        # More rows do not help once a row is as short as the longest forest.
         if even == longest:
             break
     cheapest, best = float("inf"), list[list[int]]()
     for capacity in sorted(capacities):
-        # A lower bound: no row is shorter than the longest forest, and of any two rows one is more than half full.
+        # A lower bound: rows are at least as long as the longest forest, and of any two rows one is more than half full.
         least = total * (1 + max(longest, capacity / 2) / attention_length)
         if cheapest <= least:
             break
@@ -316,14 +317,11 @@ def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[fl
         lengths: tokens of its segments, the trunk first.
         attached: index of the last trunk token that each segment sees (-1: none).
     """
-    # The causal kernel skips the upper triangle, half of an isolated segment's scores; under a mask a branch pays for all.
-    seen = (
-        length / 2 if at == ISOLATED else lengths[0] + length
+    # The causal kernel skips the upper triangle, half of an isolated segment's scores; a branch, under a mask, pays for all.
+    scores = sum(
+        length * (length / 2 if at == ISOLATED else lengths[0] + length)
         for length, at in zip(lengths, attached, strict=True)
     )
-    by_segment = (
-        sum(length * keys for length, keys in zip(lengths, seen, strict=True))
-        / DEFAULT_ATTENTION_LENGTH
-    )
+    by_segment = scores / DEFAULT_ATTENTION_LENGTH
     together = sum(lengths) ** 2 / DEFAULT_ATTENTION_LENGTH
     return by_segment + CALL_COST * len(lengths), together + CALL_COST

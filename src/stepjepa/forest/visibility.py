@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 # FlexAttention's unit: a block of keys that no query of a block sees is skipped.
 BLOCK_SIZE = 128
 _UNCOMPILED = ("cpu",)
-# A long mask is filled in this many parts.
+# Number of parts in which a long mask is filled.
 _PARTS = 8
 Numbers = TypeVar("Numbers", int, "np.ndarray", "torch.Tensor")
 
@@ -129,7 +129,7 @@ def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(Non
 def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> torch.Tensor:
     """The mask (R, 1, T, T) to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
 
-    Every query sees something (padding sees itself), so no softmax is over minima alone. The mask is filled in parts, so
+    Every query sees something (padding sees itself), so no softmax is over minima only. The mask is filled in parts, so
     that the boolean mask adds little to its memory. Arguments as in `dense_mask`.
     """
     import torch

@@ -1,1 +1,1 @@
-"""Losses on plain tensors. Nothing here knows of models, forests or trainers."""
+"""Losses on plain tensors. Nothing here knows about models, forests or trainers."""

@@ -6,13 +6,13 @@ is the cosine, the others are in its Table 3. Only `infonce_loss` pushes pairs a
 
 | d | gradient |
 |---|---|
-| cosine | along the direction alone, not the length |
+| cosine | along the direction only, not the length |
 | l2 | the same force for every pair, however far apart it is |
 | mse | grows with the distance; large dimensions outweigh the small ones |
 | smooth_l1 | that of mse near the target, of bounded size far from it |
-| infonce | along the direction, to the own target and away from the others of the batch |
+| infonce | along the direction, towards the pair's own target and away from the other targets of the batch |
 
-They take source and target states (P, D) of any floating point dtype and return (P,) float32. All are computed in
+The distances take source and target states (P, D) of any floating point dtype and return (P,) float32. All are computed in
 float32: in bfloat16 a cosine distance of 0.0014 is 0.
 
 Shapes: T states, P pairs, Q pairs of all processes, D width, M terms.
@@ -27,7 +27,7 @@ import torch.nn.functional as F
 
 from stepjepa.losses.gather import gather_rows
 
-# Of infonce.
+# Default temperature of infonce.
 TEMPERATURE = 0.07
 # torch.nn.functional.cosine_similarity uses this length for shorter vectors.
 MIN_LENGTH = 1e-8
@@ -90,7 +90,7 @@ def infonce_loss(
 
     Args:
         source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
-        temperature: divides the cosines; smaller weighs the hardest negatives more.
+        temperature: divides the cosines; a smaller one gives the hardest negatives more weight.
         symmetric: the mean of both directions, source among targets and target among sources (CLIP, arXiv:2103.00020,
             Figure 3).
 
@@ -152,9 +152,9 @@ def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Ten
     """Angle between the two vectors of each pair: (P,) float32 radians in [0, pi].
 
     ``2 * atan2(|u - v|, |u + v|)`` of the unit vectors u, v, which equals the published code's
-    ``acos(clamp(cos, -1, 1))``. That one divides by zero in its derivative for parallel vectors, and in float32 cannot
-    tell angles below 3e-4 from zero. This one is accurate throughout; its gradient is bounded by the vectors' inverse
-    lengths, and zero at 0 and pi, where the angle has a kink. A vector of length 0 (up to `MIN_LENGTH`) has no
+    ``acos(clamp(cos, -1, 1))``. For parallel vectors, the derivative of the latter divides by zero, and in float32 it cannot
+    distinguish angles below 3e-4 from zero. The form here is accurate throughout; its gradient is bounded by the vectors'
+    inverse lengths, and zero at 0 and pi, where the angle has a kink. A vector of length 0 (up to `MIN_LENGTH`) has no
     direction: its angle counts as pi/2, as if its cosine were 0, and has no gradient.
     """
     source_PD, target_PD = source_PD.float(), target_PD.float()

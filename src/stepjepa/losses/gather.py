@@ -3,7 +3,7 @@
 Convention: the backward pass adds the gradients of all processes, so a process gets the gradient of the *sum* of all
 processes' losses. A loss that is divided by a count is divided by the count over all processes:
 
-- a loss with one value a pair (`infonce`): each process sums its own pairs and divides by the pairs of all processes;
+- a loss with one value per pair (`infonce`): each process sums its own pairs and divides by the pairs of all processes;
 - a regularizer (`vicreg`, `sigreg`), whose value is the same on every process: each process weights it with its share of
   the pairs, so that it counts once in the sum.
 

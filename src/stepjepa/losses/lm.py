@@ -16,7 +16,7 @@ MAX_LOGITS_BYTES = 256 * 2**20
 
 
 def scaled_logits(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
-    """Some models transform logits: ``scale * x`` (Cohere, Granite), then ``cap * tanh(x / cap)`` (Gemma 2). Any shape."""
+    """Transform logits (any shape) as some models do: ``scale * x`` (Cohere, Granite), ``cap * tanh(x / cap)`` (Gemma 2)."""
     logits = logits * scale if scale != 1.0 else logits
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
@@ -43,7 +43,7 @@ def linear_cross_entropy_sum(
         labels_N: (N,) int64.
         scale, softcap: see `scaled_logits`.
         max_logits_bytes: bound on the float32 logits in memory at once.
-        token_sums: see `chunked_cross_entropy_sum`, which then computes it.
+        token_sums: see `chunked_cross_entropy_sum`, which is used if this is set.
 
     Returns:
         () float32, or (3,) with `token_sums`.
@@ -91,8 +91,8 @@ def chunked_cross_entropy_sum(
         head: (C, D) -> (C, V) logits.
         hidden_ND: (N, D).
         labels_N: (N,) int64.
-        rows: positions a chunk.
-        token_sums: whether to count the labels that are the most likely token, and to sum up the entropies (nats), too.
+        rows: positions per chunk.
+        token_sums: whether to also count the labels that are the most likely token, and sum the entropies (nats).
 
     Returns:
         () float32; for N = 0 zero, still connected to the logits. With `token_sums` (3,): loss, count, entropy.

@@ -98,7 +98,7 @@ def _connected_zero(rows_QD: torch.Tensor) -> torch.Tensor:
 def random_directions(
     width: int, count: int, seed: int, device: torch.device | None = None
 ) -> torch.Tensor:
-    """Directions drawn uniformly from the unit sphere, one a column: (D, K) float32.
+    """Directions drawn uniformly from the unit sphere, one per column: (D, K) float32.
 
     A new seed at every step covers the sphere over time. A separate generator on the CPU gives the same directions on
     every process and device, and leaves the global generators untouched.
@@ -135,8 +135,8 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     ``N * sum_q w_q [(mean_n cos(t_q y_n) - exp(-t_q^2 / 2))^2 + (mean_n sin(t_q y_n))^2]``, N and the means over the rows of
     all processes; t_q are `knots` even steps from 0 to `bound`, w_q the trapezoid rule's weights times ``exp(-t_q^2 / 2)``.
 
-    The integrand is even, so this is half the integral over [-bound, bound]: where a published weight refers to the
-    latter, take it twice. For a standard normal sample of any size the expectation is ``sum_q w_q (1 - exp(-t_q^2))``,
+    The integrand is even, so this is half the integral over [-bound, bound]: a published weight that refers to the
+    latter must be doubled here. For a standard normal sample of any size the expectation is ``sum_q w_q (1 - exp(-t_q^2))``,
     about 0.53; for other distributions it grows with N.
 
     Several tensors of N x K x T float32 values live until the backward pass: 4 MiB each for 64 rows and 1,024 directions.
@@ -144,7 +144,7 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     Args:
         values_NK: (N, K) float32, K samples next to each other.
         knots: points of the integral, at least 2.
-        bound: its end.
+        bound: upper end of the integral.
 
     Returns:
         (K,) float32, at least 0.

@@ -1,6 +1,6 @@
 """The model card: the README.md of every final model, written from the records of its run with the template ``card.md``.
 
-A card has a marker line. A README.md without it belongs to the user and is never changed.
+A card has a marker line. A README.md without this line belongs to the user and is never changed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import FILE_SUFFIXES
+from stepjepa.data.tokens import kept_predictors
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.utils.files import read_object, write_whole
 from stepjepa.utils.text import escaped
@@ -28,12 +29,12 @@ CARD = "README.md"
 _MARKER = "<!-- Written by stepjepa with the model. Take this line out, and the file is yours and stays as it is. -->"
 _TEMPLATE = Path(__file__).with_name("card.md")
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?(:[\w.-]+)?")
-# Endings of names in an evaluation's log that are not results.
+# Endings of the names in an evaluation's log entry that are not results.
 NO_RESULT = ("_runtime", "_per_second", "_num_pairs")
 
 
 class Records(NamedTuple):
-    """Records of a model's training: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log, the
+    """The records of a training run: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log, the
     step of the weights, and the model's name if it differs from its folder's."""
 
     run: Mapping[str, Any] = {}
@@ -49,7 +50,7 @@ class Records(NamedTuple):
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether a name has the form of a Hub id and is no local file or folder."""
+    """Whether a name has the form of a Hub id and is not a local file or folder."""
     path = Path(os.path.expanduser(name))
     return (
         bool(_HUB_ID.fullmatch(name))
@@ -59,12 +60,12 @@ def is_hub_id(name: str) -> bool:
 
 
 def public_name(name: str) -> str:
-    """A name for readers elsewhere: a complete Hub id, or the last part of a path."""
+    """A name without the folders of this machine: a complete Hub id, or the last part of a path."""
     return escaped(name if is_hub_id(name) else Path(name).name)
 
 
 def base_model(name: str) -> dict[str, str]:
-    """The entry of a base model in a card: its ``name`` and, if it is on the Hub, its ``id``; empty without a base."""
+    """The entry for a base model in a card: its ``name`` and, if that is a Hub id, its ``id``; empty without a base."""
     if not name:
         return {}
     base = {"name": public_name(name)}
@@ -86,18 +87,22 @@ def write_card(
     name: str,
     records: Records,
     tokenizer: PreTrainedTokenizerBase,
-    kept: Sequence[str],
     end: int | None = None,
 ) -> None:
-    """Write the card of the model in a folder, with the predictor tokens `kept` in its vocabulary and the token `end` of an
-    answer."""
+    """Write the card of the model in a folder.
+
+    Args:
+        name: title of the card, unless the records have a name.
+        tokenizer: that of the model, whose vocabulary may have predictor tokens.
+        end: id of the token that ends an answer, if there is one.
+    """
     from huggingface_hub import ModelCard, ModelCardData
 
     run, adapter = records.run, read_object(folder / "adapter_config.json")
     settings = records.settings
     base = run.get("base_model", {})
     name = escaped(records.name or name)
-    # Only the class name of a user's objective, since its path belongs to the machine.
+    # Only the class name of a user's objective, since its path is valid only on this machine.
     objective = escaped(str(settings.get("objective", "")).rpartition(":")[2])
     pairs = trained_pairs(settings)
     kwargs = settings.get("chat_template_kwargs") or {}
@@ -105,7 +110,7 @@ def write_card(
         split: {**report, "source": public_name(report["source"])}
         for split, report in records.data.items()
     }
-    # Only evaluations of the exported weights are results, while the last training values may be of another step.
+    # Only an evaluation of the exported weights counts as a result; the last training values may be from another step.
     evaluations = [
         entry for entry in records.history if "eval_loss" in entry and entry["step"] == records.step
     ]
@@ -137,7 +142,7 @@ def write_card(
         last=last,
         signs=logged_collapse(last)[0],
         adapter=adapter,
-        kept=list(kept),
+        kept=list(kept_predictors(tokenizer)),
         tokenizer=tokenizer,
         end_token="" if end is None else str(tokenizer.convert_ids_to_tokens(end)),
         dropped=recorded_ending(records.data),
@@ -160,17 +165,17 @@ def _is_number(value: object) -> bool:
 
 
 def _markdown(value: object) -> str:
-    """Foreign text for Markdown: on one line, with all markup escaped."""
+    """Untrusted text for Markdown: on one line, with all markup escaped."""
     return re.sub(r"([\\`*_\[\]<>|&#~$])", r"\\\1", escaped(str(value)))
 
 
 # The definition of collapse for the training log, the card, `stepjepa analyze` and the report. The states of plain language
 # models form a cone: two unrelated views have a cosine of .76 to .96, and the effective rank is well above 1. Collapsed
-# models reach a cosine of .995 and rank 1.0.
+# models reach a cosine of .995 and a rank of 1.0.
 
-# Mean cosine of two rows: above all plain models measured (.96), below all collapsed ones (.995).
+# Limit for the mean cosine of two rows: plain models are below it (.96 at most, as measured), collapsed ones above (.995).
 CONE_COSINE = 0.98
-# Effective rank of unit-length rows.
+# Limit for the effective rank of unit-length rows.
 LOW_RANK = 2.0
 # With fewer rows or dimensions, even healthy states have a low rank.
 RANK_ROWS = 8
@@ -179,7 +184,7 @@ RANK_ROWS = 8
 def effective_rank(singular_K: np.ndarray) -> float:
     """``exp(-sum_k p_k log p_k)``, ``p_k = s_k / sum(s) + 1e-7`` (RankMe, Garrido et al. 2023, arXiv:2210.02885, Eq. 1).
 
-    For singular values (K,): 1 for a single direction, K for equal values, 0 if all states are zero.
+    `singular_K` has the singular values (K,). The rank is 1 for a single direction, K for equal values, 0 for zeros only.
     """
     total = singular_K.sum()
     if total == 0:
@@ -191,7 +196,7 @@ def effective_rank(singular_K: np.ndarray) -> float:
 def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
     """The signs of collapse in the last values of a log, and whether one of them is a low rank, which is collapse by itself.
 
-    The log only has the targets of training batches. Their spread gives the mean cosine of two targets:
+    The log covers only the targets of training batches. Their spread gives the mean cosine of two targets:
     ``target_std ** 2 = 1 - mean cosine`` for unit-length states.
     """
     rank = last.get("effective_rank", LOW_RANK)

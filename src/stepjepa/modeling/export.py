@@ -21,7 +21,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from stepjepa.config.option import Names
-from stepjepa.data.tokens import answer_end, kept_predictors, stop_ids, usable_renderer
+from stepjepa.data.tokens import answer_end, stop_ids, usable_renderer
 from stepjepa.errors import ConfigError, said
 from stepjepa.modeling.card import CARD, Records, is_card, write_card
 from stepjepa.modeling.extras import (
@@ -76,16 +76,17 @@ def export_model(
 ) -> list[str]:
     """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it; returns the file names.
 
-    The model in memory is not changed. Predictor rows and head are not part of it and are written to `PREDICTORS_FILE`.
+    The model in memory is not changed. The exported model has no predictor rows and no predictor head; `PREDICTORS_FILE` has
+    them.
 
     Args:
         merge_lora: merge the adapter into the weights; otherwise write an adapter folder.
-        keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Tokens that the tokenizer already
+        keep_predictors: write the predictor tokens into the vocabulary and the tokenizer. Those that the tokenizer already
             has always get their trained rows, except in an adapter.
         records: records of the training, for the model card. A README.md that the user wrote is not changed.
 
     Raises:
-        ConfigError: predictors are to be kept in an adapter.
+        ConfigError: `keep_predictors` is set, but an adapter is written.
     """
     # Written to a separate folder and moved file by file, so that a reader never sees an incomplete file.
     target = Path(output_dir)
@@ -95,31 +96,31 @@ def export_model(
     try:
         tokenizer, end = _write(model, tokenizer, folder, merge_lora, keep_predictors, records)
         if is_card(target) or not (target / CARD).exists():
-            kept = list(kept_predictors(tokenizer))
             try:
-                write_card(folder, target.resolve().name, records, tokenizer, kept, end)
+                write_card(folder, target.resolve().name, records, tokenizer, end)
             # Damaged records must not prevent the export of a model.
             except Exception as error:
                 logger.warning(
-                    "the model card lacks what is recorded of the training: %s",
+                    "the model card was written without the records of the training: %s",
                     said(error, lines=1),
                 )
-                write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, kept, end)
+                write_card(folder, target.resolve().name, _UNKNOWN, tokenizer, end)
         share(folder)
         written = sorted(
             path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()
         )
         # Files of an earlier export would be read together with, or instead of, the new ones.
         stale = {PREDICTORS_FILE, *(listed_files(target) or ())}
-        stale |= _MODEL if "config.json" in written else set()
+        if "config.json" in written:
+            stale |= _MODEL
         # Without a manifest, an export that is interrupted here counts as incomplete.
         (target / MANIFEST).unlink(missing_ok=True)
         for name in written:
-            # A tokenizer with several chat templates writes a folder.
+            # A tokenizer with several chat templates writes them to a folder.
             (target / name).parent.mkdir(exist_ok=True)
             os.replace(folder / name, target / name)
         for name in stale.difference(written):
-            # Through a linked folder, this would delete files outside the output folder.
+            # Through a symbolic link to a folder, this would delete files outside the output folder.
             parent = (target / name).parent
             if parent == target or not parent.is_symlink():
                 (target / name).unlink(missing_ok=True)
@@ -132,7 +133,8 @@ def export_model(
 
 
 def export_problem(folder: Path) -> str | None:
-    """Why an export in a folder is incomplete, as far as visible without reading the weights; None if it seems complete."""
+    """Why an export in a folder is incomplete, as far as can be seen without reading the weights; None if it seems
+    complete."""
     if (folder / MANIFEST).exists():
         return mismatch(folder, only_weights=True, checksums=False)
     return "writing it was interrupted" if (folder / _UNFINISHED).exists() else None
@@ -151,7 +153,8 @@ def _write(
     if inner is not model and not merge_lora:
         if keep_predictors:
             raise ConfigError(
-                f"an adapter cannot change the vocabulary, so it keeps no predictors; see --{_NAME.merge_lora}"
+                f"an adapter cannot change the vocabulary, so it cannot hold predictor tokens; merge it "
+                f"(--{_NAME.merge_lora} true)"
             )
         _save_adapter(model, folder)
     else:
@@ -162,10 +165,10 @@ def _write(
                 _write_rows(inner, weights, kept, rows.weight.detach(), new)
         bare = _bare_model(inner, weights)
         bare.tie_weights()
-        # `_bare_model` creates parameters without values; each must have got its weight.
+        # `_bare_model` creates parameters without values; by now, each must have its weight.
         missing = [name for name, value in bare.named_parameters() if value.is_meta]
         if missing:
-            raise RuntimeError(f"weights missing in the export: {', '.join(missing[:5])}")
+            raise RuntimeError(f"weights are missing from the export: {', '.join(missing[:5])}")
         bare.save_pretrained(folder)
     template_kwargs = records.settings.get("chat_template_kwargs")
     end = write_generation_config(inner, tokenizer, folder, template_kwargs)
@@ -239,7 +242,9 @@ def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase)
         _bare_model(inner, weights)
     except RuntimeError as error:
         what = f"the vocabulary of {type(inner).__name__} cannot grow ({said(error)})"
-        raise ConfigError(f"predictor tokens cannot be kept: {what}") from None
+        raise ConfigError(
+            f"predictor tokens cannot be kept: {what}; leave out --{_NAME.keep_predictors}"
+        ) from None
 
 
 def _write_rows(
@@ -262,7 +267,7 @@ def _write_rows(
             continue
         value = weights[name].detach()
         value = value if value.is_meta else value.cpu()
-        # New rows, also those between the vocabulary and the predictors, start as copies of the last one.
+        # New rows, including those between the vocabulary and the predictors, start as copies of the last row.
         value = torch.cat([value, value[-1:].expand(size - len(value), *value.shape[1:])])
         if name == embedding:
             value[kept] = rows_KD.to(value)
@@ -282,8 +287,8 @@ def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch
     from peft.tuners.lora import LoraLayer
     from peft.tuners.trainable_tokens import TrainableTokensLayer
 
-    # PEFT itself merges, so all kinds of LoRA work (DoRA, biases, trained token rows); in a copy of one layer at a time, so
-    # that the model does not change and little memory is needed.
+    # PEFT itself merges, so all kinds of LoRA work (DoRA, biases, trained token rows). It merges a copy of one layer at a
+    # time, so that the model does not change and little memory is needed.
     for name, module in inner.named_modules():
         if not isinstance(module, (LoraLayer, TrainableTokensLayer)):
             continue
@@ -305,7 +310,7 @@ def _bare_model(inner: PreTrainedModel, weights: dict[str, torch.Tensor]) -> Pre
     text, embedding = text_config(config), name_of(inner, inner.get_input_embeddings())
     # Only the growth is added, since some models embed more tokens than they predict.
     text.vocab_size += len(weights[f"{embedding}.weight"]) - vocabulary_size(inner)
-    # An attention of this library is unknown where the export is loaded.
+    # Where the export is loaded, an attention of this library may be unknown.
     if text._attn_implementation in OWN:
         text._attn_implementation = "sdpa"
     with torch.device("meta"):
@@ -328,14 +333,14 @@ def _save_adapter(model: Any, folder: Path) -> None:
     config.inference_mode = True
     if not config.base_model_name_or_path:
         logger.warning(
-            "the base model was made in memory and has no name: the adapter loads only with "
-            "PeftModel.from_pretrained(base, folder); merged, the model needs no base"
+            "the base model was made in memory and has no name, so the adapter loads only with "
+            "PeftModel.from_pretrained(base, folder); a merged model needs no base"
         )
     config.save_pretrained(folder)
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
-# Export of a checkpoint, which has the files of training, as the final model of its run
+# Exporting a checkpoint, which has the files of training, as the final model of its run
 
 
 class Export(NamedTuple):
@@ -349,10 +354,10 @@ class Export(NamedTuple):
 
 
 def export_checkpoint(options: ExportOptions) -> Export:
-    """Write the files of `JEPATrainer.save_model` with the weights of a checkpoint, and the records of its run.
+    """Write the files that `JEPATrainer.save_model` writes, with the weights of a checkpoint, and the records of its run.
 
     The checkpoint is ``checkpoint-N`` of a run, or any folder with a model or an adapter. The default base of an adapter is
-    the one that it names, or that its run initialised.
+    the model that its run trained, or else the one that the adapter names.
 
     Raises:
         ConfigError: the checkpoint cannot be read, or the output folder cannot be written.
@@ -362,8 +367,10 @@ def export_checkpoint(options: ExportOptions) -> Export:
     trusted = options.trust_remote_code
     adapter = (folder / _ADAPTER).is_file()
     if not (folder / "config.json").is_file() and not adapter:
-        raise ConfigError(f"{folder}: no checkpoint (neither config.json nor {_ADAPTER})")
-    # The records are next to the model, or in the run's folder above its checkpoint.
+        raise ConfigError(
+            f"{folder}: is not a checkpoint, since it has neither config.json nor {_ADAPTER}"
+        )
+    # The records are next to the model, or one level up, in the run's folder.
     place = folder.resolve()
     run = next(
         (candidate for candidate in (place, place.parent) if (candidate / "run.json").is_file()),
@@ -377,7 +384,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         if problem is not None:
             raise ConfigError(f"{folder}: {problem}; use another checkpoint")
     _check_target(target, place, options.overwrite_output_dir)
-    # A checkpoint has the Trainer's state, a final model the metrics; both hold the log.
+    # A checkpoint has the Trainer's state, a final model has the metrics; both include the log.
     log = {**read_object(place / "metrics.json"), **read_object(place / "trainer_state.json")}
     records = Records(
         read_object(run / "run.json"),
@@ -394,7 +401,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
             f"{folder}: was trained on quantised weights, so its adapter cannot be merged; leave out --{_NAME.merge_lora}"
         )
 
-    # The model is restored as at the end of training: base, adapter, predictors.
+    # Restore the model as it was at the end of training: base, adapter, predictors.
     tokenizer = load_tokenizer(str(folder), trust_remote_code=trusted)
     model: nn.Module
     if adapter:
@@ -416,7 +423,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         keep_predictors=options.keep_predictors,
         records=records,
     )
-    # `evaluate` and other commands read how the weights were trained, such as the system prompts.
+    # `evaluate` and other commands read in these files how the weights were trained, for example with which system prompt.
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in copied:
         write_whole(target / name, [(run / name).read_bytes()])
@@ -425,14 +432,14 @@ def export_checkpoint(options: ExportOptions) -> Export:
 
 def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
     if target.resolve() == checkpoint:
-        raise ConfigError(f"{target}: is the checkpoint itself; write elsewhere")
+        raise ConfigError(f"{target}: is the checkpoint itself; give another output folder")
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
         raise ConfigError(
-            f"{target}: is the folder of a run, whose records are not the checkpoint's; write elsewhere"
+            f"{target}: is the folder of a run, with whose records the export would be mixed; give another output folder"
         )
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise ConfigError(
-            f"{target}: the folder is not empty; give another one, or --{_NAME.overwrite_output_dir}"
+            f"{target}: the folder is not empty; give another folder, or --{_NAME.overwrite_output_dir}"
         )
     check_writable(target)
 

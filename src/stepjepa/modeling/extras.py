@@ -2,14 +2,14 @@
 target encoder.
 
 The ids of the K predictor tokens are V .. V+K-1, where V is the number of rows of the model's input embedding. Their rows
-are a separate module; the embedding is never resized. In the forward of a batch, a hook on the embedding inserts them at
+are a separate module; the embedding is never resized. In the forward of a batch, a hook on the embedding inserts the rows at
 those ids. Rows, head and modules are one submodule of the model, so that optimizer, DDP, FSDP and autocast treat them like
 any weight. The model's state dict omits them, so `save_pretrained` writes the plain model. Checkpoints and the export write
 them next to it, to `PREDICTORS_FILE`.
 
-The EMA target encoder is ``shadow <- m * shadow + (1 - m) * weight`` after every optimizer step, with m along half a cosine
-over the training (BYOL, arXiv:2006.07733, Section 3.2; I-JEPA, arXiv:2301.08243). The frozen one keeps the initial weights.
-A separate model may encode the targets instead.
+The EMA target encoder is updated after every optimizer step, ``shadow <- m * shadow + (1 - m) * weight``; m follows half a
+cosine over the training (BYOL, arXiv:2006.07733, Section 3.2; I-JEPA, arXiv:2301.08243). The frozen one keeps the initial
+weights. A separate model may encode the targets instead.
 
 Shapes: R rows of a batch, T tokens, K predictors, G groups, D width, P pairs.
 """
@@ -50,11 +50,11 @@ from stepjepa.utils.files import replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
 EMA_FILE = "target_encoder.safetensors"
-# The names in `PREDICTORS_FILE`, or their prefixes.
+# Names in `PREDICTORS_FILE`, or prefixes of names.
 ROWS, HEAD, OBJECTIVE = "predictors.weight", "head.", "objective."
-# The key in its metadata; a file of earlier versions has none, and one group.
+# The key of the groups in its metadata. Files of earlier versions do not have it; they have one group.
 _GROUPS = "groups"
-# The attributes of a model for the submodule and for its target encoder.
+# The attributes of a model that hold the submodule and the target encoder.
 _EXTRAS = "jepa"
 _ENCODER = "_stepjepa_target_encoder"
 
@@ -68,10 +68,10 @@ def predictor_names(count: int, groups: Sequence[int] = (1,)) -> list[str]:
 def placed_predictors(
     ids: Sequence[int], options: PredictorOptions, groups: int
 ) -> tuple[int, ...]:
-    """The ids of the K predictors of every group in their order after a source, followed by any further ids (that of the
-    mask token)."""
+    """The ids of the K predictors of every group in the order in which they follow a source, then any further ids (that of
+    the mask token)."""
     predictors = options.predictors or 0
-    # The same predictor has one id, which occurs K times.
+    # With `same_predictor`, a group has one id, which is repeated K times.
     size = min(predictors, 1) if options.same_predictor else predictors
     times = predictors if options.same_predictor else 1
     placed: list[int] = []
@@ -112,16 +112,16 @@ class PredictorRows(nn.Module):
     ) -> PredictorRows:
         """Rows for a causal LM, on the device and in the dtype of its embedding.
 
-        They are normal with the mean and deviation of the vocabulary's rows in each dimension, and depend only on `seed`;
-        or they are copies of the vocabulary's rows `known`.
+        They are normally distributed, with the mean and standard deviation of the vocabulary's rows in each dimension, and
+        the only randomness is `seed`; with `known`, they are copies of these rows of the vocabulary.
 
         Raises:
-            ConfigError: the model's input embedding is not a plain one.
+            ConfigError: the model's input embedding is not an `nn.Embedding`.
         """
         embedding = plain_module(model.get_input_embeddings())
         if not isinstance(embedding, nn.Embedding):
             raise ConfigError(
-                f"{type(model).__name__}: predictor tokens need a plain input embedding, and this is a "
+                f"{type(model).__name__}: predictor tokens need an nn.Embedding as input embedding, and this model has a "
                 f"{type(embedding).__name__}; use predictors=0"
             )
         vocabulary = embedding.weight.detach()
@@ -137,14 +137,14 @@ class PredictorRows(nn.Module):
 
     @property
     def ids(self) -> list[int]:
-        """V .. V+K-1."""
+        """The ids of the rows, V .. V+K-1."""
         return list(range(self.first, self.first + len(self.weight)))
 
     @contextmanager
     def placed(self, embedding: nn.Module, ids_RT: torch.Tensor) -> Iterator[torch.Tensor]:
         """Within this context `embedding` returns the predictors' rows at their ids in `ids_RT`.
 
-        It yields the ids (R, T) to call the model with, which are all in the vocabulary, for other modules that read ids
+        It yields the ids (R, T) to call the model with. All of them are in the vocabulary, since other modules read ids too
         (per-layer embeddings, routers). Every call gives the rows a gradient, even one without predictors, as DDP expects.
         Nothing waits for the device.
 
@@ -157,8 +157,8 @@ class PredictorRows(nn.Module):
         def put_in(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
             used.append(True)
             rows_KD = embedded(module, self.weight)
-            # Indexing by a boolean mask would wait for the device. Instead every token looks up a row: those of the
-            # vocabulary an additional one, which gets no gradient.
+            # Indexing by a boolean mask would wait for the device. Instead every token looks up a row; a token of the
+            # vocabulary looks up an additional row, which gets no gradient.
             rows_KD = torch.cat([rows_KD, rows_KD.new_zeros(1, rows_KD.shape[1])])
             additional = len(self.weight)
             numbers_RT = torch.where(is_predictor, ids_RT - self.first, additional)
@@ -169,16 +169,16 @@ class PredictorRows(nn.Module):
             yield ids_RT.clamp(max=self.first - 1)
         if not used:
             raise ConfigError(
-                "the model does not call its input embedding, so it takes no predictor tokens"
+                "the model does not call its input embedding, so it cannot take predictor tokens; use predictors=0"
             )
 
 
 def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
-    """The output of an embedding for rows (K, D) as if they were its own: Gemma scales them, other models have a norm."""
+    """The output of an embedding for rows (K, D) as if they were its own: Gemma scales rows, other models normalise them."""
     embedding = plain_module(embedding)
     if type(embedding).forward is nn.Embedding.forward:
         return weight_KD
-    # An object of the same class that shares everything but the rows, since FSDP's classes cannot be copied.
+    # An object of the same class that shares everything except the rows. A copy is impossible for the classes of FSDP.
     stand_in: Any = object.__new__(type(embedding))
     parameters = {**embedding._parameters, "weight": weight_KD}
     vars(stand_in).update(vars(embedding), _parameters=parameters, padding_idx=None)
@@ -188,11 +188,11 @@ def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
 class PredictorHead(nn.Module):
     """A small network on the source's state, trained with the model but not exported.
 
-    In the method itself, the model with K predictor tokens is the predictor; other JEPAs have a head (I-JEPA,
+    In LLM-JEPA itself, the model with K predictor tokens is the predictor; other JEPAs have a head (I-JEPA,
     arXiv:2301.08243; BYOL, arXiv:2006.07733). ``linear``: a D x D matrix without bias, initialised as the identity, so that
-    training starts as if there were no head. ``mlp``: D -> 2 D -> D with GELU in between, in torch's initialisation. Each of
-    several `groups` has a network, in `layers`. If the targets have another width (`target_width`), the head maps to
-    it, and a linear one has torch's initialisation.
+    training starts as if there were no head. ``mlp``: D -> 2 D -> D with GELU in between, with torch's initialisation. If
+    there are several `groups`, each has its own network in `layers`. If the targets have another width (`target_width`), the
+    head maps to that width, and a linear one has torch's initialisation.
     """
 
     def __init__(
@@ -219,12 +219,15 @@ class PredictorHead(nn.Module):
     def forward(
         self, source_PD: torch.Tensor, groups_P: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Map states (P, D) to (P, D) float32, the latter D that of the targets; `groups_P` (P,) int64, None for the first.
+        """Map states (P, D) to predictions (P, D) in float32, where the latter D is the width of the targets.
 
-        Every network computes every state, which is a small part of a step. So nothing waits for the device to select a
+        Every network processes every state, which is a small part of a step. So nothing waits for the device to select a
         group, and each network has a gradient in every batch, as DDP expects.
+
+        Args:
+            groups_P: (P,) int64, the index of each state's group; None for the first group.
         """
-        # Predictions are compared in float32, so autocast must not lower them.
+        # Predictions are compared in float32, so autocast must not lower their precision.
         with torch.autocast(source_PD.device.type, enabled=False):
             if isinstance(self.layers, nn.Sequential):
                 return self.layers(source_PD.float())
@@ -239,7 +242,7 @@ class TrainedExtras(nn.Module):
 
     Attributes:
         groups: numbers of the groups of rows and head (`objectives.base.Objective.groups`).
-        in_state_dict: whether the model's state dict has them; only for weights that are gathered from several processes.
+        in_state_dict: whether the model's state dict has them; set only if the weights are sharded (FSDP).
     """
 
     def __init__(
@@ -290,7 +293,7 @@ _NOTHING = TrainedExtras(None, None, None)
 
 
 def is_extra(name: str, part: str = "") -> bool:
-    """Whether a parameter of this name is added by training, or belongs to a `part` of it (`HEAD`, `OBJECTIVE`)."""
+    """Whether training added the parameter of this name; with `part`, whether it is in that part (`HEAD`, `OBJECTIVE`)."""
     return f".{_EXTRAS}.{part}" in f".{name}"
 
 
@@ -323,7 +326,7 @@ def release(inner: PreTrainedModel) -> None:
 
 
 def trained_extras(inner: PreTrainedModel) -> TrainedExtras:
-    """What training adds to a causal LM; an object without parts if it adds nothing."""
+    """What training added to a causal LM; an object without parts if it added nothing."""
     return getattr(inner, _EXTRAS, _NOTHING)
 
 
@@ -349,7 +352,7 @@ def with_predictors(
 
 
 class TargetEncoder:
-    """Shadows of a model's trained weights, which then encode its targets. Both encoders share the frozen weights.
+    """Shadow copies of a model's trained weights, which encode its targets. Both encoders share the frozen weights.
 
     Args:
         model: a causal LM, or a PEFT model of one, after its weights are frozen and placed on devices. Its predictor head
@@ -365,7 +368,7 @@ class TargetEncoder:
         object.__setattr__(causal_lm(model), _ENCODER, self)
 
     def begin(self) -> None:
-        """Start from the current weights if they are new objects, since sharding replaces them."""
+        """Start from the current weights if they are new objects, which sharding creates."""
         free_gathered(self._model)
         weights = {
             name: parameter
@@ -376,7 +379,7 @@ class TargetEncoder:
         }
         if any(weight is not self._weights.get(name) for name, weight in weights.items()):
             self.shadow = {name: parameter.detach().clone() for name, parameter in weights.items()}
-            # In float32: in a shorter dtype a step of 1 - m would round to nothing.
+            # In float32: with lower precision, a step of 1 - m would round to zero.
             if self.moves:
                 self.shadow = {name: value.float() for name, value in self.shadow.items()}
         self._weights = weights
@@ -390,11 +393,11 @@ class TargetEncoder:
 
     @contextmanager
     def in_place(self) -> Iterator[PreTrainedModel]:
-        """Within this context the model, which it yields, computes with the shadows.
+        """Within this context the model, which is yielded, computes with the shadows.
 
-        Only for passes without a graph, and before passes with one: tensors that a graph has saved must not change.
+        It is for passes without a graph, before any pass with one: tensors that a graph has saved must not change.
         """
-        # Of sharded weights the memory is overwritten, so it is copied; of others only the tensors are exchanged.
+        # The memory of sharded weights is overwritten, so it is copied first; other weights only exchange their tensors.
         originals = {
             name: local(weight.detach()).clone() if is_sharded(weight) else weight.data
             for name, weight in self._weights.items()
@@ -406,7 +409,7 @@ class TargetEncoder:
             self._put(originals)
 
     def _put(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Put values into the model; of sharded weights, this process's parts."""
+        """Put values into the model; for sharded weights, only this process's parts."""
         for name, weight in self._weights.items():
             if not is_sharded(weight):
                 weight.data = values[name].to(weight.dtype)
@@ -424,7 +427,7 @@ class OtherEncoder:
     """A separate model that encodes the targets of a causal LM. It is not trained, sharded or saved.
 
     Attributes:
-        shadow: the weights that a checkpoint must keep: none.
+        shadow: the weights that a checkpoint must keep; there are none.
     """
 
     def __init__(self, inner: PreTrainedModel, other: PreTrainedModel):
@@ -440,7 +443,7 @@ class OtherEncoder:
 
 def begin_targets(model: nn.Module, kind: str) -> None:
     """Let the current weights of a model encode its targets from now on, if the `kind` of target encoder is ``ema`` or
-    ``frozen``. Another call starts again if the weights are new objects."""
+    ``frozen``. A further call starts again if the weights are new objects."""
     encoder = target_encoder(causal_lm(model))
     if isinstance(encoder, TargetEncoder):
         encoder.begin()
@@ -476,8 +479,8 @@ def encoding_model(inner: PreTrainedModel) -> AbstractContextManager[PreTrainedM
 # Files
 
 
-def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool = True) -> None:
-    """Write what training adds to a causal LM (or that of a PEFT model), atomically, in processes with `here` set. Every
+def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool) -> None:
+    """Write what training added to a causal LM (or to that of a PEFT model), atomically, in processes with `here` set. Every
     process must call this."""
     inner = causal_lm(model)
     # Gathering is collective, so it comes before the writing that only some processes do.
@@ -519,7 +522,7 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     parameters = dict(extras.named_parameters())
     if parameters:
         try:
-            # A name that the model lacks stays in the state dict, which then refuses to load.
+            # A name that the model lacks stays in the state dict, so that loading it fails.
             saved = {
                 name: like(value, parameters.get(name, value))
                 for name, value in load_file(path).items()
@@ -527,7 +530,8 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             extras.load_state_dict(saved)
         except RuntimeError:
             raise ConfigError(
-                f"{path}: holds other predictors than this run's (up to version 0.2 all horizons shared theirs); start over"
+                f"{path}: holds other predictors than this run's (up to version 0.2, all horizons shared theirs); "
+                "start the run over"
             ) from None
     if isinstance(encoder, TargetEncoder):
         encoder.begin()
@@ -538,7 +542,7 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 def attach_saved(
     inner: PreTrainedModel, folder: str | os.PathLike[str], objective: nn.Module | None = None
 ) -> str | None:
-    """Give a causal LM the predictor rows and the head saved in a folder; the head's kind, None without one.
+    """Give a causal LM the predictor rows and the head saved in a folder. Returns the kind of the head, None without one.
 
     Args:
         objective: modules of the objective, which get their saved weights; if None, these weights are ignored.
@@ -580,6 +584,8 @@ def attach_saved(
         extras.load_state_dict(weights)
         check_finite(extras, str(path))
     except (SafetensorError, RuntimeError, OSError) as error:
-        what = f"are not predictors of this model ({said(error)})"
-        raise ConfigError(f"{path}: {what}; remove the file to read without them") from None
+        what = f"the predictors do not fit this model ({said(error)})"
+        raise ConfigError(
+            f"{path}: {what}; remove the file to use the model without them"
+        ) from None
     return kind

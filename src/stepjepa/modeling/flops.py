@@ -1,14 +1,16 @@
-"""Floating point operations of a training step, from the shapes of a collated batch alone.
+"""Floating point operations of a training step, computed only from the shapes of a collated batch.
 
 The operations are those that `torch.utils.flop_counter` counts: matrix products, 2 FLOPs per multiply-add, and the scores
-and values of attention. `ModelCost.of` counts a few passes of a few tokens, forward and backward, through the model with its
-frozen weights, attention, gradient checkpointing, and experts per token. Embeddings, norms, softmax, activations, the losses
-and the optimizer are not counted, nor are costs of a call that do not depend on its length (LoRA on experts).
+and values of attention. `ModelCost.of` counts those of a few passes of a few tokens, forward and backward, through the model
+itself, with its frozen weights, attention, gradient checkpointing, and experts per token. Embeddings, norms, softmax,
+activations, the losses and the optimizer are not counted, nor are costs of a call that do not depend on its length (LoRA on
+experts).
 
 A query pays for every key of its call. Under a dense mask these are all T tokens of its row: causality, windows and padding
-save nothing (FlexAttention skips blocks, so for it this is an upper bound). By segments they are the keys of its segment.
+save nothing (FlexAttention skips blocks, so for it this is an upper bound). In attention by segments they are the tokens of
+its segment and, for a branch, of its trunk.
 
-Shapes: R rows, T tokens a row, L = R * T, N labelled positions, D width.
+Shapes: R rows, T tokens per row, L = R * T, N labelled positions, D width.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from stepjepa.objectives.base import Objective
 def _attention(*shapes: Any, backward: bool = False, **_: object) -> int:
     # The backward kernel has the gradient of the output as its first argument.
     q, k, v = shapes[backward : 3 + backward]
-    # Keys and values count with the query's heads: before torch 2.12 its formulas refuse grouped queries.
+    # Keys and values are counted with the query's number of heads: before torch 2.12 its formulas refuse grouped queries.
     expanded = q, q[:2] + k[2:], q[:2] + v[2:]
     return (
         sdpa_backward_flop_count(shapes[0], *expanded) if backward else sdpa_flop_count(*expanded)
@@ -59,7 +61,7 @@ KERNELS: dict[Any, Callable[..., int]] = {
 }
 
 
-# FLOPs a second of dense matrix products in bfloat16 (float16 on the older ones), in units of 1e12: NVIDIA's data sheets.
+# FLOPs per second of dense matrix products in bfloat16 (float16 on the older ones), in units of 1e12: NVIDIA's data sheets.
 _CARDS = {
     "B200": 2250,
     "H200": 989,
@@ -85,7 +87,7 @@ _CARDS = {
 
 
 def card_peak(name: str) -> float | None:
-    """FLOPs a second that a card of this name computes at most, in bfloat16; None for an unknown one."""
+    """The most FLOPs per second that a card of this name can compute in bfloat16; None for an unknown card."""
     words = f" {re.sub('[^A-Za-z0-9]+', ' ', name)} "
     known = [card for card in _CARDS if f" {card} " in words]
     return 1e12 * _CARDS[max(known, key=len)] if known else None
@@ -112,8 +114,9 @@ class ModelCost:
     Attributes:
         train: the backbone, with a backward pass.
         forward: the backbone of the model that encodes the targets, without a backward pass.
-        label: the LM head at a labelled position; `label_again` is the part computed twice if the logits come in chunks.
-        chunk: number of labelled positions of a batch above which they do.
+        label: the LM head at a labelled position; `label_again` is the part computed twice if the logits are computed
+            in chunks.
+        chunk: number of labelled positions of a batch above which they are computed in chunks.
         source: the predictor head at a source.
         objective: `Objective.flops` as a function of the number of pairs.
     """
@@ -135,7 +138,7 @@ class ModelCost:
         autocast: bool = False,
         objective: Objective | None = None,
     ) -> ModelCost:
-        """Measure the cost of a model in its present state, which is restored; V of its LM softmax is `vocabulary`."""
+        """Measure the cost of a model in its current state, which is restored; V of its LM softmax is `vocabulary`."""
         inner = causal_lm(model)
         head, predictor = output_head(inner, vocabulary), trained_extras(inner).head
         embedding = embedding_rows(inner)
@@ -148,8 +151,8 @@ class ModelCost:
             )
 
         def backbone(of: PreTrainedModel = inner) -> PassCost:
-            # t tokens, of which r are read, cost  t * token + r * read + t^2 * key  and a constant. Four passes solve for
-            # the three: the second difference over t = 2, 4, 6 is 8 keys.
+            # t tokens, of which r are read, cost  t * token + r * read + t^2 * key  and a constant. Four passes determine
+            # the three costs: the second difference over t = 2, 4, 6 is 8 * key.
             two, four, six, less = (
                 count(partial(states, *sizes, of)) for sizes in ((2, 2), (4, 4), (6, 6), (4, 2))
             )
@@ -177,7 +180,7 @@ class ModelCost:
             with torch.enable_grad():
                 needed = states(2, 2).requires_grad
                 train, whole = backbone(), label(4)
-                # Not below 0, since a fused kernel that the counter does not see repeats nothing.
+                # With a fused kernel, which the counter does not see, the difference would be negative.
                 again = max(label(2) - whole, 0.0)
                 source = 0.0
                 if predictor is not None:
@@ -201,8 +204,8 @@ class ModelCost:
 @contextmanager
 def _measured(inner: PreTrainedModel) -> Iterator[None]:
     """Within this context a model is in training mode, keeps no gradients, and uses an attention that can be counted."""
-    # Hooks would run an optimizer step or a reduction on the gradients of the measurement, and a gradient at hand would be
-    # added to, so both are set aside.
+    # Hooks would run an optimizer step or a reduction on the gradients of the measurement, which would also be added to
+    # existing gradients, so both are set aside.
     parameters = [parameter for parameter in inner.parameters() if parameter.requires_grad]
     kept = [
         (weight, weight.grad, dict(weight._post_accumulate_grad_hooks or {}))
@@ -241,7 +244,7 @@ def batch_flops(batch: Batch, cost: ModelCost) -> float:
 
 
 def _keys(rows: Rows) -> int:
-    """The keys of all queries."""
+    """The number of keys, summed over all queries."""
     if rows.forests is None:
         return rows.input_ids.numel() * rows.input_ids.shape[1]
     keys = 0

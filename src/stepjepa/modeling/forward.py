@@ -45,7 +45,7 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
     """The parts of the model that a loss may use."""
 
     def logits(states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
-        # Logits computed while the weights need no gradient pass one on to the states only.
+        # If the weights need no gradient while the logits are computed, only the states get one.
         trained = [
             parameter for parameter in model.parameters() if detach and parameter.requires_grad
         ]
@@ -74,13 +74,14 @@ def attach_forest_forward(
 ) -> None:
     """Let ``model(batch=..., step=...)`` take a `Batch` and return a `ForestOutput`.
 
-    With a step, the parts of the objective's loss are computed with the LM loss; without one, the states are returned as
-    read. `predict_ids` and `token_sums` request the fields of these names. The model's `forward` is replaced; V of its
-    softmax is `vocabulary`. In training mode, the embeddings of the chats get `noise`, the alpha of `noisy_chats`.
+    With a step, the parts of the objective's loss are computed along with the LM loss; without a step, the states are
+    returned as they are read. `predict_ids` and `token_sums` request the fields `predicted_ids` and `token_sums`. The
+    model's `forward` is replaced; V of its softmax is `vocabulary`. In training mode, the embeddings of the chats get the
+    noise of `noisy_chats` with the alpha `noise`.
     """
     inner: Any = causal_lm(model)
     original = own_forward(inner)
-    # Both are tested once and remembered; now, because the tests need a model that is not yet wrapped or sharded.
+    # Both test the model once and keep the result. They do so now because the model must not be wrapped or sharded yet.
     output_head(inner, vocabulary)
     heeds_window(inner)
 
@@ -111,7 +112,7 @@ def detach_forest_forward(inner: PreTrainedModel) -> None:
     if original is None:
         return
     del inner.forward
-    # Another library had replaced the forward of the class.
+    # Another library had replaced this model's forward before.
     if original != inner.forward:
         inner.forward = original
 
@@ -171,7 +172,7 @@ def _forest_forward(
 @contextmanager
 def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[None]:
     """Within this context the embeddings of the rows' chats get the noise of NEFTune (arXiv:2310.05914): uniform in
-    +- alpha / sqrt(L * D) on the L tokens of a chat. Predictors, isolated views and padding get none."""
+    +- alpha / sqrt(L * D) on the L tokens of a chat. Predictors, isolated views and padding get no noise."""
     chats_RT, on_chat_RT = rows.example, rows.filled
     # Without packing, each row is a chat.
     if chats_RT is None:
@@ -180,7 +181,7 @@ def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[No
         )
     if rows.segment is not None:
         on_chat_RT = on_chat_RT & (rows.segment == 0)
-    # The isolated target of `inline` has a floor.
+    # In the `inline` form, only the isolated target has a floor above 0.
     if rows.floor is not None:
         on_chat_RT = on_chat_RT & (rows.floor == 0)
     # Padding has example -1; its length is arbitrary, since it gets no noise. Picking out the chats' positions with a mask
@@ -236,7 +237,7 @@ def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
 def layer_states(
     model: PreTrainedModel, rows: Rows, layers: Iterable[int | None]
 ) -> dict[int | None, torch.Tensor]:
-    """The states (R * T, D) of one call of the backbone, by layer; always with None, after the final norm."""
+    """The states (R * T, D) of one call of the backbone, by layer; None, after the final norm, is always included."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
         mask = attention_masks(model, rows)
@@ -255,7 +256,7 @@ def layer_states(
 
 @contextmanager
 def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Tensor]]:
-    """Within this context the states (R, T, D) after a layer (see `Read`) go into the list that it yields.
+    """Within this context the states (R, T, D) after a layer (see `Read`) are put into the list that is yielded.
 
     Raises:
         ConfigError: the model has no such layer, or no known list of layers.
@@ -291,7 +292,7 @@ def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int
     layers = decoder_layers(backbone(model))
     if layers is None:
         raise ConfigError(
-            f"no states can be read after layer {layer}: its layers have no known name"
+            f"no states can be read after layer {layer}: the model's layers have no known name; use the last layer"
         )
     count = len(layers)
     # There are count + 1 places, and a negative layer counts from the end.
@@ -360,8 +361,8 @@ def last_mlp(backbone: nn.Module) -> nn.Module | None:
 def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
     """Within this context the last MLP computes only rows `read_N` of the flattened (R * T) positions; others get zeros.
 
-    After the last attention no position sees another, and only states that predict a label or represent a view are read.
-    This saves a part of a layer if prompts are not labelled, and does not change the states that are read.
+    After the last attention no position depends on another, and only states that predict a label or represent a view are
+    read. This saves a part of a layer if prompts are not labelled, and does not change the states that are read.
 
     Args:
         read_N: (N,) int64, distinct positions.
@@ -377,7 +378,7 @@ def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
         hidden_LD = hidden_RTD.flatten(0, 1)
         read_1ND = hidden_LD.index_select(0, read_N)[None]
         output = original(read_1ND, *args, **kwargs)
-        # A mixture of experts may return more than states; it runs again, on all positions.
+        # A mixture of experts may return more than states; then it runs again on all positions.
         if not isinstance(output, torch.Tensor):
             return original(hidden_RTD, *args, **kwargs)
         zeros_LD = output.new_zeros(len(hidden_LD), output.shape[-1])

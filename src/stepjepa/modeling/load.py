@@ -9,9 +9,8 @@ import copy
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import transformers
@@ -41,7 +40,7 @@ from stepjepa.modeling.parts import backbone, causal_lm, text_config, vocabulary
 if TYPE_CHECKING:
     from peft import PeftModel
 
-# The attribute of a model that says whether the user chose its attention; if not, the start-up trial may.
+# The attribute of a model that says whether the user chose its attention; if not, the start-up trial chooses it.
 ATTENTION_ASKED = "_stepjepa_attention_asked"
 _NAME = Names(ModelOptions)
 MODEL = f"--{_NAME.model_name}"
@@ -60,12 +59,11 @@ CHAT_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True)
-class Preset:
+class Preset(NamedTuple):
     """A built-in model, a Llama with tied embeddings.
 
-    `vocabulary` is the maximal number of tokens; `words` chooses a token per word instead of byte-level BPE. All other
-    fields are those of the configuration."""
+    `vocabulary` is the maximum number of tokens; with `words`, the tokenizer has one token per word instead of byte-level
+    BPE. All other fields are those of the configuration."""
 
     vocabulary: int
     hidden_size: int
@@ -110,12 +108,12 @@ def train_tokenizer(
     chat_template: str = CHAT_TEMPLATE,
     words: bool = False,
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer with single digits and a chat template, trained on `texts`.
+    """A byte-level BPE tokenizer, trained on `texts`, that splits numbers into digits and has a chat template.
 
     Args:
-        vocabulary: maximal number of tokens, special tokens included.
-        markers: special tokens of the template, next to BOS and end of turn.
-        words: one token for each word between white space instead; words are joined by single spaces when decoded.
+        vocabulary: maximum number of tokens, special tokens included.
+        markers: special tokens of the template, in addition to BOS and end of turn.
+        words: instead of BPE, one token for each word between white space; decoding joins words with single spaces.
     """
     special = [PAD, BOS, END, *markers, *([UNKNOWN] if words else [])]
     common: dict[str, Any] = {
@@ -154,7 +152,7 @@ def train_tokenizer(
 
 
 def is_preset(name: str) -> bool:
-    """Whether `name` is a built-in model, and not a local folder."""
+    """Whether `name` is that of a built-in model and not of a local folder."""
     return name in PRESETS and not Path(name).is_dir()
 
 
@@ -170,7 +168,7 @@ def load_tokenizer(
         return train_tokenizer(texts, PRESETS[name].vocabulary, words=PRESETS[name].words)
     near = nearest(name, PRESETS)
     if near and not os.path.isdir(name):
-        # Without this, an unreachable Hub would take a minute to report a misspelt preset.
+        # Without this, it would take a minute to report a misspelt preset where the Hub cannot be reached.
         raise ConfigError(f"{MODEL} {name}: no such folder or preset; did you mean {near}?")
     check_local(name)
     source = tokenizer_source(name)
@@ -181,7 +179,7 @@ def load_tokenizer(
             tokenizer = AutoTokenizer.from_pretrained(
                 **source, mistral_format=False, trust_remote_code=trust_remote_code
             )
-        # Some damaged settings only fail when a text is encoded.
+        # With some damaged settings, only encoding a text fails.
         tokenizer("text")
     except Exception as error:
         raise _not_loaded("tokenizer", name, error) from None
@@ -189,7 +187,7 @@ def load_tokenizer(
 
 
 def check_local(name: str) -> None:
-    """Refuse ``folder/name`` if the folder exists but has no such entry: a typing error, not a Hub id.
+    """Refuse ``folder/name`` if the folder exists but has no such entry: a typo, not a Hub id.
 
     Raises:
         ConfigError: the message names a similar folder.
@@ -198,8 +196,8 @@ def check_local(name: str) -> None:
     if len(path.parts) < 2 or path.exists() or not path.parent.is_dir():
         return
     raise ConfigError(
-        f"{MODEL} {name}: no such folder{near_path(path)} (for a model of the Hub, start where there is no folder "
-        f"{path.parent})"
+        f"{MODEL} {name}: no such folder{near_path(path)} (to load a model from the Hub, run this where there is "
+        f"no folder {path.parent})"
     )
 
 
@@ -217,9 +215,9 @@ def load_model(
 ) -> PreTrainedModel:
     """Load a causal LM from a Hub id, a folder or a GGUF file, or create one with random weights (`pretrain`, presets).
 
-    Random weights depend only on `seed`. The default of master weights is float32: in pure bfloat16, at a learning rate of
-    2e-5, most updates round to nothing (use ``--bf16`` for autocast). A quantised base is frozen. Without
-    `attn_implementation` the start-up trial may choose a faster attention.
+    Random weights depend only on `seed`. By default, the weights are float32: in pure bfloat16, at a learning rate of 2e-5,
+    most updates round to zero (use ``--bf16`` for autocast). A quantised base is frozen. Without `attn_implementation`, the
+    start-up trial may choose a faster attention.
 
     Raises:
         ConfigError: the model cannot be loaded, or its weights are not finite.
@@ -233,8 +231,8 @@ def load_model(
         kwargs["attn_implementation"] = attn_implementation
     if not random and os.path.isfile(os.path.join(name, "adapter_config.json")):
         raise ConfigError(
-            f"{MODEL} {name}: is a LoRA adapter, and training on it would start from its base; merge "
-            "it (stepjepa export) and give that folder"
+            f"{MODEL} {name}: is a LoRA adapter, and training would start from its base model; merge "
+            "it (stepjepa export) and give the folder of the merged model"
         )
     source = {} if preset else model_source(name)
     try:
@@ -245,10 +243,10 @@ def load_model(
         )
     except Exception as error:
         raise _not_loaded("model", name, error) from None
-    # transformers may load its decoder alone, with a random embedding.
+    # transformers may load only its decoder, with a random embedding.
     if config.is_encoder_decoder:
         raise ConfigError(
-            f"{MODEL} {name}: is an encoder-decoder; give a causal language model, which has only a decoder"
+            f"{MODEL} {name}: is an encoder-decoder model; give a causal language model, which has only a decoder"
         )
     if quantized is not None:
         kwargs["quantization_config"] = quantized
@@ -268,7 +266,7 @@ def load_model(
     if use_kernels:
         try:
             model.use_kernels = True
-        # The package is not installed, or too old.
+        # The package `kernels` is not installed, or too old.
         except (ValueError, ImportError) as error:
             raise ConfigError(f"--{_NAME.use_kernels}: {said(error)}") from error
     object.__setattr__(model, ATTENTION_ASKED, bool(attn_implementation))
@@ -310,10 +308,10 @@ def check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, name: str) -
 
 
 def configured_rows(name: str) -> int | None:
-    """Rows of a model's embedding by its configuration, without its weights; None if no configuration can be read."""
+    """Rows of a model's embedding, from its configuration only; None if no configuration can be read."""
     try:
         return int(text_config(AutoConfig.from_pretrained(**model_source(name))).vocab_size)
-    # No such model, no network, or a configuration with code of its own.
+    # No such model, no network, or a configuration that needs remote code.
     except Exception:
         return None
 
@@ -322,7 +320,7 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
     if is_out_of_memory(error):
         return RunError(
             f"{MODEL} {name}: out of memory while the {what} was loaded ({said(error, lines=1)[:200]}); use a smaller "
-            f"model, or weights of fewer bytes (--{_NAME.dtype} bfloat16)"
+            f"model, or a shorter dtype (--{_NAME.dtype} bfloat16)"
         )
     reason = f"the {what} cannot be loaded ({said(error, lines=1)})"
     folder = Path(name)
@@ -330,15 +328,15 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
         names = [path.name for path in folder.iterdir()]
         has_weights = any(file.endswith(WEIGHTS) for file in names)
         has_part = has_weights if what == "model" else TOKENIZERS.intersection(names)
-        reason += "; the folder must hold what save_pretrained writes"
+        reason += "; the folder must have the files that save_pretrained writes"
         # Missing files are the cause, whatever error they lead to.
         if not has_part:
-            reason = f"the folder holds no {_PARTS[what]}, as save_pretrained writes them"
+            reason = f"the folder has no {_PARTS[what]}, which save_pretrained writes"
     return ConfigError(f"{MODEL} {name}: {reason}")
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
-    """Number of positions of a model with learned absolute positions; None for rotary and other relative positions."""
+    """Maximum number of positions of a model that learns absolute positions; None for rotary and other relative ones."""
     # The forward of an Unsloth model drops tokens beyond the length that it was loaded for.
     if length := getattr(backbone(causal_lm(model)), "max_seq_length", None):
         return int(length)
@@ -361,8 +359,8 @@ def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
         return []
     first = next(iter(floating.values()))
     device = first.device
-    # The sum of a tensor with NaN or infinity is not finite, and needs no mask of the tensor's size. The sum of a finite
-    # tensor may overflow, so doubtful tensors are tested value by value.
+    # The sum of a tensor with NaN or infinity is not finite, and a sum needs no mask of the tensor's size. The sum of a
+    # finite tensor may overflow, so doubtful tensors are tested value by value.
     sums = [value.sum(dtype=torch.float32).to(device) for value in floating.values()]
     finite = torch.stack(sums).isfinite().tolist()
     doubtful = [name for name, is_finite in zip(floating, finite, strict=True) if not is_finite]
@@ -379,7 +377,7 @@ def check_finite(model: torch.nn.Module, name: str, part: str = "") -> None:
     if broken := broken_weights(weights):
         raise ConfigError(
             f"{name}: {broken[0]} holds NaN or infinity ({len(broken)} of {len(weights)} tensors do), so its training broke "
-            "and it can answer nothing; use an earlier checkpoint, or train again with a lower learning rate"
+            "down and the model is unusable; use an earlier checkpoint, or train again with a lower learning rate"
         )
 
 
@@ -409,7 +407,7 @@ def load_adapter(
 
 
 def own_configs(model: PreTrainedModel) -> None:
-    """Replace the configurations of a model by copies, since other models may share them and the Trainer writes to them."""
+    """Replace the configurations of a model with copies: other models may share them, and the Trainer writes to them."""
     # Modules that shared a configuration share its copy.
     memo: dict[int, Any] = {}
     for module in model.modules():
@@ -420,7 +418,7 @@ def own_configs(model: PreTrainedModel) -> None:
 # Models in the GGUF format of llama.cpp, which transformers reads and dequantises
 
 GGUF_SUFFIX = ".gguf"
-# Endings and names of the files that hold weights or a tokenizer.
+# Endings of files with weights, and names of files with a tokenizer.
 WEIGHTS = (".safetensors", ".bin")
 TOKENIZERS = {
     "tokenizer.json",
@@ -433,7 +431,7 @@ TOKENIZERS = {
 
 
 def gguf_file(name: str) -> Path | None:
-    """The GGUF file of a model's name: the file itself, or the only one in a folder without other weights; else None.
+    """The GGUF file that a model's name refers to: that file, or the only one in a folder without other weights; else None.
 
     Raises:
         ConfigError: there are several such files, or the package that reads them is not installed.
@@ -450,14 +448,14 @@ def gguf_file(name: str) -> Path | None:
     if len(files) > 1:
         names = ", ".join(file.name for file in files)
         raise ConfigError(
-            f"--{_NAME.model_name} {name}: holds several models ({names}); give the path of one file"
+            f"{MODEL} {name}: holds several models ({names}); give the path of one file"
         )
     library("gguf", extra="gguf")
     return files[0]
 
 
 def model_source(name: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for the weights and the configuration of a model; ConfigError as `gguf_file`."""
+    """Arguments of `from_pretrained` for the weights and the configuration of a model; raises ConfigError as `gguf_file`."""
     file = gguf_file(name)
     if file is None:
         return {"pretrained_model_name_or_path": name}

@@ -55,13 +55,13 @@ def check_lora(peft_config: PeftConfig, advice: str = "") -> None:
     """Refuse an adapter that cannot be trained or exported; the message ends with `advice`.
 
     Raises:
-        ConfigError: the adapter is no LoRA, or has a feature that cannot be exported.
+        ConfigError: the adapter is not a LoRA, or has a feature that cannot be exported.
     """
     # An enum of PEFT, or a string in a configuration that the user built.
     kind = getattr(peft_config.peft_type, "value", peft_config.peft_type)
     if kind != "LORA":
         raise ConfigError(
-            f"peft_config is of kind {kind}, and only LoRA is trained here: give a LoraConfig"
+            f"peft_config has the type {kind}, but only LoRA can be trained; give a LoraConfig"
         )
     for name, reason in _NOT_EXPORTED.items():
         if getattr(peft_config, name, None):
@@ -74,7 +74,7 @@ def check_lora(peft_config: PeftConfig, advice: str = "") -> None:
 
 
 def check_trainable(model: torch.nn.Module) -> None:
-    """Refuse a model without trainable weights, or whose adapter is not inside a `PeftModel`.
+    """Refuse a model that has no trainable weights, or whose adapter is not inside a `PeftModel`.
 
     Raises:
         ConfigError: every weight is frozen, or transformers has loaded the adapter.
@@ -88,7 +88,7 @@ def check_trainable(model: torch.nn.Module) -> None:
             "the model's adapter is frozen; load it with PeftModel.from_pretrained(base, folder, is_trainable=True)"
         )
     raise ConfigError(
-        "every weight of the model is frozen (requires_grad is False), so nothing would be trained"
+        "every weight of the model is frozen (requires_grad is False); set requires_grad of those to train"
     )
 
 
@@ -97,7 +97,7 @@ def warn_of_untrained(
     tokenizer: PreTrainedTokenizerBase,
     template_kwargs: Mapping[str, Any] | None,
 ) -> None:
-    """Warn if the base model never trained the row of the token that ends an answer, and the adapter does not train it."""
+    """Warn if neither the base model's training nor the adapter trains the row of the token that ends an answer."""
     # The message lists the template's other untrained tokens too, for `--train_tokens`.
     inner = causal_lm(model)
     renderer = usable_renderer(tokenizer, template_kwargs)
@@ -159,7 +159,7 @@ def untrained_rows(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
         unit = _distances(weight_VD, mean_D).median()
         for index in set(ids).difference(trained):
             row_D = weight_VD[index].float()
-            # The row's distance from itself, 0, gives way to that from zero, so that one minimum covers both.
+            # The row's distance from itself, 0, is replaced by its distance from zero, so that one minimum covers both.
             distances_V = _distances(weight_VD, row_D)
             distances_V[index] = row_D.norm()
             closest = torch.minimum(distances_V.min(), (row_D - mean_D).norm())
@@ -174,11 +174,11 @@ def _distances(weight_VD: torch.Tensor, point_D: torch.Tensor) -> torch.Tensor:
 
 
 def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> PeftModel:
-    """Wrap a copy of the model that shares the weights' memory with PEFT. `model` and `peft_config` are not changed, except
-    that a quantised model is prepared for training.
+    """Wrap a copy of the model with PEFT; the copy shares the memory of the weights. `model` and `peft_config` are not
+    changed, except that a quantised model is prepared for training.
 
     An adapter on ``all-linear`` layers excludes parts that plain text does not use, such as a vision tower. Its initial
-    weights depend on `seed`; the global generators are restored.
+    weights depend only on `seed`; the global generators are restored.
 
     Raises:
         ConfigError: a LoRA that cannot be exported, that is on the embedding, or that PEFT refuses.
@@ -191,13 +191,13 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
     name = name_of(model, model.get_input_embeddings()).rpartition(".")[2]
     if not isinstance(targets, str) and name in (targets or ()):
         raise ConfigError(
-            f"--{_NAME.lora_target_modules}: {name} is the embedding; LoRA is for linear layers"
+            f"--{_NAME.lora_target_modules}: {name} is the embedding; name only linear layers"
         )
     peft_config = copy.deepcopy(peft_config)
     if targets == "all-linear" and peft_config.exclude_modules is None:
         peft_config.exclude_modules = idle_layers(model) or None
     # With this memo, `deepcopy` shares buffers and copies a parameter as a new object on the same memory, so that freezing
-    # the copy's does not freeze the caller's. Quantised parameters are frozen anyway.
+    # the copy does not freeze the caller's model. Quantised parameters, which are frozen anyway, are shared.
     memo: dict[int, Any] = {id(buffer): buffer for buffer in model.buffers()}
     for parameter in model.parameters():
         plain = type(parameter) is torch.nn.Parameter
@@ -210,7 +210,7 @@ def add_lora(model: PreTrainedModel, peft_config: LoraConfig, seed: int = 0) -> 
             torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
             warnings.catch_warnings(),
         ):
-            # PEFT reads deprecated names of transformers.
+            # PEFT uses deprecated names of transformers.
             warnings.simplefilter("ignore", FutureWarning)
             torch.manual_seed(seed)
             return get_peft_model(copy.deepcopy(model, memo), peft_config)
@@ -240,7 +240,7 @@ def lora_config(
 
 
 def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
-    """The quantisation of a run's base by its settings (options by name, or those in ``run.json``); None for none.
+    """The quantisation of a run's base by its settings (options by name, or those in ``run.json``); None without one.
 
     Raises:
         ConfigError: bitsandbytes is not installed.
@@ -267,14 +267,14 @@ def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
 
 
 def prepared(model: PreTrainedModel) -> PreTrainedModel:
-    """Prepare a quantised model for an adapter: it is frozen, and its other parameters are converted to float32.
+    """Prepare a quantised model for an adapter: freeze it, and convert the parameters that are not quantised to float32.
 
     Raises:
         ConfigError: no gradient would pass through the model.
     """
     from peft import prepare_model_for_kbit_training
 
-    # It logs at every call that it casts its input.
+    # bitsandbytes logs at every call that it casts its input.
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     modules: Any = model.modules()
     for module in modules:
@@ -284,6 +284,6 @@ def prepared(model: PreTrainedModel) -> PreTrainedModel:
             module.support_avx512bf16_for_cpu = False
         if getattr(getattr(module, "quant_state", None), "packing_format_for_cpu", False):
             raise ConfigError(
-                "the quantised model has computed without gradients, and so has none; load it again"
+                "the quantised model has run without gradients, after which none pass through it; load it again"
             )
     return prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)

@@ -1,23 +1,23 @@
-"""Brings the visibility rule into a form that a model takes: a mask for each kind of layer, or attention by segments. Also
+"""Turns the visibility rule into a form that a model takes: a mask for each kind of layer, or attention by segments. Also
 tests whether a model uses its sliding window.
 
-Under a dense mask, attention over a row of T tokens costs T x T, whichever pairs are visible. By segments, every trunk and
-every isolated target attends causally to itself, and a branch attends to its trunk and itself through its rows of the mask;
-a short forest attends in one call under a small mask. The length of the row then costs nothing, so a batch can be one row
-without padding. This is an attention implementation of transformers, for models on CPU. Its plan travels with the mask, a
-placeholder of four dimensions that models pass to their layers unchanged. On a GPU, FlexAttention skips the blocks of a row
-that no query sees. With both, a call without a plan or a block mask (generation, other code) is ordinary `sdpa`.
+Under a dense mask, attention over a row of T tokens costs T x T, whichever pairs are visible. In attention by segments,
+every trunk and every isolated target attends causally to itself, and a branch attends to its trunk and itself under its
+rows of the mask; a short forest attends in one call under a small mask. The length of the row then costs nothing, so a
+batch can be one row without padding. This is an attention implementation registered with transformers, for models on CPU.
+Its plan travels with the mask, a placeholder of four dimensions that models pass to their layers unchanged. On a GPU,
+FlexAttention skips the blocks of a row that no query sees. With both, a call without a plan or a block mask (generation,
+other code) is ordinary `sdpa`.
 
-Shapes: R rows, H heads, T tokens a row, D width of a head, S tokens of a segment.
+Shapes: R rows, H heads, T tokens per row, D width of a head, S tokens of a segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -60,12 +60,12 @@ SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
 _WINDOW = "sliding_window"
 # The attribute of a model that keeps the result of `heeds_window`.
 _HEEDS = "_stepjepa_heeds_window"
-# Compiled forms of FlexAttention to keep: kinds of layer, dtypes, shapes, with and without gradient.
+# How many compiled forms of FlexAttention to keep, one for each kind of layer, dtype and shape, with and without gradient.
 _FORMS = 64
 
 
 def masks_unsupported(model: PreTrainedModel) -> str | None:
-    """Why a model cannot take the forest's mask, as far as its configuration shows; else None."""
+    """Why a model cannot take the forest's mask, as far as its configuration shows; None if it shows no reason."""
     config = text_config(model.config)
     # Layers of other kinds, such as state spaces, mix tokens without such a mask.
     kinds = set(getattr(config, "layer_types", None) or ())
@@ -103,7 +103,7 @@ def attention_masks(model: PreTrainedModel, rows: Rows) -> AttentionMask:
             return mask
         if is_flex(config._attn_implementation):
             return block_mask(rows, length)
-        # Of a boolean mask, sdpa would keep an additive copy for every layer.
+        # Given a boolean mask, sdpa would keep an additive copy for every layer.
         return additive_mask(rows, compute_dtype(model), length)
 
     layers = set(getattr(config, "layer_types", None) or ())
@@ -150,7 +150,7 @@ def attention_forward(
     """
     if isinstance(attention_mask, BlockMask):
         kind = query.device.type
-        # Under autocast, rotary positions turn queries and keys into float32, and values stay in the lower dtype.
+        # Under autocast, rotary positions turn queries and keys into float32, while values keep the lower precision.
         if torch.is_autocast_enabled(kind):
             query, key, value = (
                 part.to(torch.get_autocast_dtype(kind)) for part in (query, key, value)
@@ -181,7 +181,7 @@ def _flex_settings(device: str) -> Iterator[None]:
     # The model around it is being compiled, with its own settings.
     if torch.compiler.is_compiling():
         yield
-    # Without a backward pass it only serves a trial, which is not worth the time to compile.
+    # Without a backward pass it serves only the trial, which is not worth the time to compile.
     elif forward_only(FLEX, device):
         with torch.compiler.set_stance("force_eager"):
             yield
@@ -193,7 +193,7 @@ def _flex_settings(device: str) -> Iterator[None]:
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> None:
-    """Set the attention of a model's layers: one of `OWN`, which are `sdpa` for calls without their mask, or another one."""
+    """Set the attention of a model's layers: one of transformers, or of `OWN`, which is `sdpa` in calls without its mask."""
     if implementation in OWN:
         AttentionInterface.register(implementation, attention_forward)
         AttentionMaskInterface.register(implementation, sdpa_mask)
@@ -214,15 +214,14 @@ def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
 # Attention by segments
 
 
-@dataclass(frozen=True)
-class AttendedSegment:
-    """A trunk, branch or target; or a short forest, for which one call under a mask is cheaper than several.
+class AttendedSegment(NamedTuple):
+    """A trunk, branch or target; or a whole short forest, for which one call under a mask is cheaper than several.
 
     Attributes:
         length: S.
         branch: whether it sees its trunk as well as itself.
-        mask: bool; (S, t + S) over the t tokens of its trunk and its own for a branch, else (S, S) over its own; None if it
-            is causal over its own tokens.
+        mask: bool; for a branch (S, t + S), over the t tokens of its trunk and its own tokens, else (S, S), over its own
+            tokens; None if it attends causally to its own tokens.
     """
 
     length: int
@@ -230,8 +229,7 @@ class AttendedSegment:
     mask: torch.Tensor | None
 
 
-@dataclass(frozen=True)
-class SegmentPlan:
+class SegmentPlan(NamedTuple):
     """The forests of a batch, in the order of their positions.
 
     Attributes:
@@ -249,7 +247,7 @@ def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
     flat = [value.flatten() for value in (rows.input_ids, rows.position_ids, *packed_fields(rows))]
     forests, sizes = [], []
     end = 0
-    # Each forest is a row (1, L) of its own, which masks are built for, after the padding since the previous one.
+    # Masks are built for each forest as a separate row (1, L). Between two forests there may be padding.
     for start, stop in sorted(rows.forests.tolist()):
         ids, positions, *fields = (value[None, start:stop] for value in flat)
         forest = Rows(ids, positions, None, *fields)
@@ -274,7 +272,7 @@ def _segments(forest: Rows, window: int | None) -> tuple[AttendedSegment, ...]:
     segments = []
     for start, length, attach_to in zip(starts, lengths, attached, strict=True):
         branch = attach_to != ISOLATED
-        # Without a mask, attention is causal. It is faster, and right unless a segment sees a trunk or exceeds the window.
+        # Attention without a mask is causal. It is faster, and right unless a segment sees a trunk or exceeds the window.
         mask: torch.Tensor | None = None
         if branch or (window is not None and length > window):
             span = slice(start, start + length)
@@ -350,7 +348,7 @@ def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
     originals = []
     for owner in owners:
         original = vars(owner).get(_WINDOW)
-        # `type` and not `isinstance`: a boolean is no length. Owners without a window stay without one.
+        # `type` and not `isinstance`: a boolean is not a length. Owners without a window stay without one.
         if type(original) is int and original > 0:
             originals.append((owner, original))
     try:
@@ -373,7 +371,7 @@ def heeds_window(model: PreTrainedModel) -> bool:
 
 
 def _try_window(model: PreTrainedModel) -> bool:
-    """Compare the states of nine tokens under a short window with those under one that is longer than the text."""
+    """Compare the states of nine tokens under a short window with those under a window longer than the text."""
     ids = plain_ids(model)
     if not getattr(text_config(model.config), _WINDOW, None) or ids.is_meta:
         return True

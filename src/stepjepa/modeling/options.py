@@ -9,38 +9,39 @@ from stepjepa.config.option import option
 
 # Headings of the options in the help.
 RUN, _LORA, _MODEL = "run", "lora", "model"
+_WITH_LORA = {"lora": True}
 
 
 @dataclass
 class LoRAOptions:
-    """An adapter."""
+    """The adapter to train, and the quantisation of its base."""
 
     lora: bool = option(
         False, "Train a LoRA adapter (and the predictor tokens) instead of all weights.", _LORA
     )
-    lora_rank: int = option(16, "Rank of the adapter.", _LORA, needs={"lora": True}, at_least=1)
+    lora_rank: int = option(16, "Rank of the adapter.", _LORA, needs=_WITH_LORA, at_least=1)
     lora_alpha: int | None = option(
         None,
         "Scale of the adapter. Default: twice the rank.",
         _LORA,
-        needs={"lora": True},
+        needs=_WITH_LORA,
         at_least=1,
     )
     lora_dropout: float = option(
-        0.1, "Dropout on the adapter's input.", _LORA, needs={"lora": True}, at_least=0, below=1
+        0.1, "Dropout on the adapter's input.", _LORA, needs=_WITH_LORA, at_least=0, below=1
     )
     lora_target_modules: list[str] | None = option(
         None,
         "Names of the linear layers to adapt. Default: all but the head.",
         _LORA,
-        needs={"lora": True},
+        needs=_WITH_LORA,
     )
     train_tokens: list[str] | None = option(
         None,
-        "Tokens whose rows in embedding and output head are trained next to the adapter, such as an end of turn that the "
-        "base model never saw.",
+        "Tokens whose rows in the embedding and the output head are trained along with the adapter, such as an end of turn "
+        "that the base model never saw.",
         _LORA,
-        needs={"lora": True},
+        needs=_WITH_LORA,
     )
     load_in_4bit: bool = option(
         False,
@@ -91,7 +92,7 @@ class ModelOptions(LoadingOptions):
         resume=True,
     )
     pretrain: bool = option(
-        False, "Start from random weights of the model's configuration.", _MODEL
+        False, "Start from random weights, with the model's configuration.", _MODEL
     )
 
 

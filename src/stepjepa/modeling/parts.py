@@ -1,9 +1,9 @@
-"""Access to the parts of a causal LM, whatever their names: its modules, output head and sharded weights; and a context that
-leaves it unchanged by a test.
+"""Access to the parts of a causal LM, whatever their names: its modules, output head and sharded weights; and a context in
+which tests leave it unchanged.
 
-The common head is one matrix, with a scale and a cap from the configuration; it is used without holding all logits. Its
-form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For any other head
-(a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the labelled positions.
+The common head is one matrix, with a scale and a cap from the configuration; it is used without all logits in memory at
+once. Its form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For any other
+head (a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the labelled positions.
 
 FSDP2 shards the weights: each process holds a part of each weight, and torch replaces the parts by gathered weights while
 a forward runs. The functions for sharded weights do nothing to a model that is not sharded.
@@ -17,6 +17,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ _HEAD = "_stepjepa_output_head"
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The text part of a model's configuration, which multimodal configurations hold inside."""
+    """The configuration of the text model, which multimodal configurations contain; others are returned as they are."""
     return config.get_text_config()
 
 
@@ -65,7 +66,7 @@ def embedding_rows(model: PreTrainedModel) -> torch.Tensor:
 
 def vocabulary_size(model: PreTrainedModel) -> int:
     """V, the number of rows of the model's input embedding."""
-    return int(embedding_rows(model).shape[0])
+    return len(embedding_rows(model))
 
 
 def plain_ids(model: PreTrainedModel) -> torch.Tensor:
@@ -87,7 +88,7 @@ def is_sharded(tensor: torch.Tensor) -> bool:
 @contextmanager
 def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Within this context a module has the given forward."""
-    # Usually None: the class has the forward. An instance has one if something else replaced it.
+    # Usually None, since the forward is the class's. An instance has one if something else replaced it.
     original = vars(module).get("forward")
     module.forward = forward
     try:
@@ -109,8 +110,8 @@ def backbone(model: PreTrainedModel) -> nn.Module:
     The model's `base_model_prefix` names it; if there is no such module (Llama 4, Mllama), it is the child that holds the
     input embedding.
     """
-    named = getattr(model, model.base_model_prefix, None)
-    if isinstance(named, nn.Module):
+    named = model.base_model
+    if named is not model:
         return named
     embedding = model.get_input_embeddings()
     holders = (
@@ -121,7 +122,7 @@ def backbone(model: PreTrainedModel) -> nn.Module:
 
 def decoder_layers(backbone: nn.Module) -> nn.ModuleList | None:
     """The decoder's layers in order; None if they have no known name."""
-    # Multimodal backbones hold the decoder inside.
+    # Multimodal backbones contain the decoder.
     for owner in (backbone, getattr(backbone, "language_model", None)):
         for name in ("layers", "h", "blocks"):
             layers = getattr(owner, name, None)
@@ -138,7 +139,7 @@ def has_experts(model: PreTrainedModel) -> bool:
 
 
 def routed(model: PreTrainedModel) -> nn.Module:
-    """The module that holds the experts, the text decoder; an empty module if there are none."""
+    """The module with the experts, which is the text decoder; an empty module if there are no experts."""
     if not has_experts(model):
         return nn.Identity()
     part = backbone(model)
@@ -176,7 +177,8 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
     """Within this context the model is in evaluation (or training) mode; on exit, modes, buffers and random state are
     restored."""
     modes = {module: module.training for module in model.modules()}
-    # A forward may write into a buffer or replace it. Small ones are copied; of large ones only the object is restored.
+    # A forward may write into a buffer or replace it. Small floating point buffers are copied, and their values restored; of
+    # others only the object is restored.
     buffers = [
         (
             module,
@@ -194,7 +196,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
         with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
             yield
     finally:
-        # Kernels of the Hub are replaced along with the mode of the whole model; then each module gets its mode back.
+        # Setting the mode of the whole model also exchanges kernels of the Hub; then each module gets its own mode back.
         model.train(modes[model])
         for module, mode in modes.items():
             module.training = mode
@@ -216,8 +218,8 @@ class OutputHead:
         vocabulary: V, entries of the softmax; predictor tokens come after them and never enter it.
         scale, softcap: factor and cap of the logits.
         plain: the output embedding is one matrix (and a bias) that may be used without calling the module.
-        own: name of the module whose states go into the model's own forward, if that one is used; `scale`, `softcap` and
-            `plain` are ignored then.
+        own: if not empty, logits are computed by the model's own forward, in which the states are the output of the module
+            of this name; `scale`, `softcap` and `plain` are ignored then.
     """
 
     vocabulary: int
@@ -247,7 +249,7 @@ class OutputHead:
             rows: number of positions whose logits are held at once; None for `chunk_rows`.
             token_sums: return (3,), see `chunked_cross_entropy_sum`.
         """
-        rows = chunk_rows(self.vocabulary) if rows is None else rows
+        rows = rows or chunk_rows(self.vocabulary)
         if self.plain and not self.own:
             module: Any = model.get_output_embeddings()
             limit = 4 * self.vocabulary * rows
@@ -266,9 +268,7 @@ class OutputHead:
             with forward_as(module, loss):
                 return module(states_ND)  # type: ignore[no-any-return]
 
-        def logits(states_CD: torch.Tensor) -> torch.Tensor:
-            return self.logits(model, states_CD)
-
+        logits = partial(self.logits, model)
         return chunked_cross_entropy_sum(logits, states_ND, labels_N, rows, token_sums)
 
     def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
@@ -284,7 +284,7 @@ class _BackboneOutput(ModelOutput):
     last_hidden_state: torch.Tensor | None = None
 
     def __getattr__(self, name: str) -> None:
-        # Only for missing attributes; Python asks for special ones when it copies.
+        # Called only for missing attributes; Python looks up special ones when it copies.
         if name.startswith("__"):
             raise AttributeError(name)
 
@@ -295,7 +295,7 @@ def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> to
     Raises:
         ValueError: the forward does not call this module.
     """
-    # Some forwards fail without a position, so no states become one position that is cut off again.
+    # Some forwards fail without a position, so an empty input becomes one position, which is cut off again.
     given = states_ND if len(states_ND) else states_ND.new_zeros(1, states_ND.shape[1])
     ids = torch.zeros(1, len(given), dtype=torch.long, device=given.device)
     calls = list[bool]()
@@ -327,9 +327,8 @@ def output_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     """The head that the configuration describes if it agrees with the model's own forward; else that forward."""
     config, module = text_config(model.config), plain_module(model.get_output_embeddings())
-    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(
-        getattr(config, "logits_scaling", None) or 1.0
-    )
+    multiplier = getattr(config, "logit_scale", None) or 1.0
+    scale = multiplier / (getattr(config, "logits_scaling", None) or 1.0)
     softcap = getattr(config, "final_logit_softcapping", None)
     weight = getattr(module, "weight", None)
     rows = vocabulary if weight is None else min(vocabulary, len(weight))
@@ -351,7 +350,7 @@ def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
             states_ND = torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(
                 weight.device, model.dtype
             )
-            # The logits must be so large that a cap changes them. A head of another width fails.
+            # The logits must be so large that a cap changes them. This fails for a head of another width.
             with suppress(Exception):
                 plain_logits = replace(head, scale=1.0, softcap=None).logits(model, states_ND)
                 states_ND *= 50 / plain_logits.float().std().clamp(min=1e-3)
@@ -368,7 +367,7 @@ def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
 
 
 def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative distance of two tensors (N, V) of logits, except for a shift of a whole row, which softmax ignores."""
+    """Relative distance of two tensors (N, V) of logits, apart from a shift of a whole row, which softmax ignores."""
     logits, expected = logits.float(), expected.float()
     return distance(
         logits - logits.mean(-1, keepdim=True), expected - expected.mean(-1, keepdim=True)
@@ -436,7 +435,7 @@ def free_gathered(model: nn.Module) -> None:
 
 
 def _sharded(model: nn.Module) -> list[Any]:
-    # Not by its class, which torch lacks when built without distributed support.
+    # Not tested by class, which torch lacks if it was built without distributed support.
     return [module for module in model.modules() if hasattr(module, "reshard")]
 
 
@@ -446,14 +445,14 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
     must not be called. Every process must enter the context."""
     free_gathered(model)
     places = []
-    # By the sharded parameter, so that tied parameters stay tied and are gathered once.
+    # Keyed by the sharded parameter, so that tied parameters stay tied and are gathered once.
     new_parameters = dict[int, nn.Parameter | None]()
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is None or not is_sharded(parameter):
                 continue
             if id(parameter) not in new_parameters:
-                # A collective operation, also in processes that drop the value.
+                # A collective operation, in which processes that drop the value take part too.
                 value = whole(parameter.detach())
                 new_parameters[id(parameter)] = (
                     nn.Parameter(value.cpu(), parameter.requires_grad) if here else None
@@ -469,10 +468,10 @@ def whole_weights(model: nn.Module, here: bool) -> Iterator[None]:
 
 
 @contextmanager
-def gathered(model: nn.Module, reshard_after_forward: bool = True) -> Iterator[None]:
+def gathered(model: nn.Module, reshard_after_forward: bool) -> Iterator[None]:
     """Within this context every process has all weights and may call the model any number of times, without gradients.
 
-    `reshard_after_forward` is the setting of the modules after it.
+    `reshard_after_forward` is the setting of the modules after the context.
     """
     modules = _sharded(model)
     # The Trainer registers a `generate` that gathers and frees the weights at every call.

@@ -1,7 +1,7 @@
 """The start-up trial tests, before training, that a forward computes the same numbers as the model's own forward.
 
 Two synthetic examples go through the model's own forward, one at a time and as plain chats: every form must reproduce these
-logits. Views are compared with separate passes. The conditions:
+logits. Views are compared with separate passes. The trial tests that:
 
 * a change of the last token changes nothing before it, else a position could see the label that it predicts;
 * `two_pass` gives the model's own logits, else no form does;
@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +31,7 @@ from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
 from stepjepa.forest.collate import ForestCollator, collator_for
 from stepjepa.forest.layout import label_indices
+from stepjepa.losses.gather import world_size
 from stepjepa.modeling.extras import is_extra, trained_extras
 from stepjepa.modeling.load import ATTENTION_ASKED
 from stepjepa.modeling.masks import (
@@ -74,8 +74,7 @@ _SHORT, _LONG = 13, 200
 _MASK = "its attention does not follow the mask"
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The forward and the attention for a model.
 
     Attributes:
@@ -90,7 +89,7 @@ class Choice:
 
     @property
     def rank(self) -> int:
-        """0 for the best choice, 3 for the worst. All processes use the worst choice of any of them."""
+        """0 for the best choice, 3 for the worst. All processes use the worst of their choices."""
         return (
             3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
         )
@@ -131,7 +130,7 @@ def choose_forward(
     original = text_config(inner.config)._attn_implementation
     if asked != "two_pass" and forward_only(original, device):
         raise ConfigError(
-            f"--{_NAME.attn_implementation} {original} has no backward on {device.upper()}; use sdpa"
+            f"--{_NAME.attn_implementation} {original} has no backward pass on {device.upper()}; use sdpa"
         )
     # FSDP may load the weights only in the first process; the others have nothing to test until it shards them.
     has_no_weights = embedding_rows(inner).is_meta
@@ -140,8 +139,8 @@ def choose_forward(
         if has_no_weights
         else _choice(model, asked, vocabulary, device, tuple(predictor_ids), keep)
     ]
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        choices *= torch.distributed.get_world_size()
+    if world_size() > 1:
+        choices *= world_size()
         torch.distributed.all_gather_object(choices, choices[0])
     # Processes may come to different choices, for example on different GPUs, but must run the same forward.
     complete = (candidate for candidate in choices if candidate is not None)
@@ -151,7 +150,7 @@ def choose_forward(
         raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
         raise ConfigError(
-            f"forward={asked} cannot serve {name}: {choice.reason}; use forward two_pass"
+            f"forward={asked} cannot be used for {name}: {choice.reason}; use forward two_pass"
         )
     if choice.attention:
         use_attention(inner, choice.attention)
@@ -159,7 +158,7 @@ def choose_forward(
         logger.warning("%s: forward %s, because %s", name, choice.forward, choice.reason)
     if not heeds_window(inner):
         logger.warning(
-            "%s: its configuration has a sliding_window that it does not use; every token sees all before it",
+            "%s: its configuration has a sliding_window that it does not use; every token sees all tokens before it",
             name,
         )
     return choice.forward
@@ -213,7 +212,7 @@ def exactness(
 ) -> Verdict:
     """Test packed rows under an attention of transformers or of `masks.OWN`; arguments as in `choose_forward`.
 
-    Within the context of autocast, all numbers have its dtype.
+    Under autocast, all numbers have its dtype.
     """
     with torch.no_grad(), unchanged(model), window_of(model, _WINDOW):
         trial = _Trial(model, vocabulary, tuple(predictor_ids))
@@ -247,7 +246,7 @@ def _choice(
         for attention in [] if reason or asked == "two_pass" else attentions:
             if attention == FLEX and device == "cuda":
                 logger.warning(
-                    "FlexAttention is compiled, up to a minute; --%s sdpa is not",
+                    "compiling FlexAttention takes up to a minute; --%s sdpa avoids this",
                     _NAME.attn_implementation,
                 )
             # `inline` differs from the model's own numbers by design, so the mask is tested with `packed` first.
@@ -278,7 +277,7 @@ class _Trial:
 
     def plain_fault(self) -> str:
         """The fault of the model's own forward or of `two_pass`, the references of all other tests; empty for none."""
-        # FlexAttention would be compiled for these passes.
+        # Not with FlexAttention, which would be compiled for these passes.
         original = text_config(self._inner.config)._attn_implementation
         with attention_of(self._inner, "eager" if is_flex(original) else original):
             return self._own_fault() or self.verdict("two_pass").fault
@@ -288,9 +287,7 @@ class _Trial:
         logits_of_labels = []
         for example in self._examples:
             # Two rows that differ in the last token: in a causal model, the logits before it are equal.
-            ids = torch.from_numpy(np.stack([example.trunk, example.trunk]).astype(np.int64)).to(
-                self._device
-            )
+            ids = torch.from_numpy(example.trunk).long().repeat(2, 1).to(self._device)
             ids[1, -1] = ids[0, 0]
             try:
                 logits = own_forward(self._inner)(input_ids=ids, use_cache=False).logits[
@@ -333,7 +330,7 @@ class _Trial:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
             return Verdict(f"{what} ({said(error, lines=1)[:200]})")
         errors = []
-        # The LM loss of `inline` differs by design, since its labels see the predictors.
+        # The LM loss of `inline` differs by design, since the tokens that predict its labels see the predictors.
         if form != "inline":
             own_loss = F.cross_entropy(self._logits.float(), batch.label_ids, reduction="sum")
             loss_error = abs(output.lm_loss_sum - own_loss) / own_loss.clamp(min=1.0)
@@ -346,12 +343,12 @@ class _Trial:
         errors += [
             distance(side, expected) for side, expected in zip(states, self._states, strict=True)
         ]
-        # NaN is never within the limit.
-        exact = all(error <= self._limit for error in errors)
-        return Verdict(in_training if exact else fault, float(np.max(errors)))
+        # The largest of errors that include NaN is NaN, which is never within the limit.
+        off = float(np.max(errors))
+        return Verdict(in_training if off <= self._limit else fault, off)
 
     def _training_fault(self, form: str, attention: str) -> str:
-        """The fault of a form in training mode alone; empty if it has none."""
+        """The fault that a form has only in training mode; empty if it has none."""
         changed = [
             sample._replace(trunk=np.append(sample.trunk[-1:], sample.trunk[1:]))
             for sample in self._examples
@@ -370,7 +367,7 @@ class _Trial:
         rows = trained_extras(self._inner).predictors
         if rows is not None and id(rows.weight) not in _reached(output.source_states):
             return "in training mode it detaches its embeddings, so predictor tokens would not be trained; use predictors=0"
-        # The first token of a chat is in no target, and a target sees only itself, so its states must be equal.
+        # The first token of a chat is in no target, and a target sees only itself, so its states must not change.
         expected, after_change = (output.target_states.float() for output in outputs)
         if distance(after_change, expected) <= self._limit:
             return ""
@@ -424,10 +421,11 @@ def _synthetic_examples(
 
     size = min(vocabulary, vocabulary_size(inner))
     # Such as `image_token_id`, at which a multimodal model would expect an image.
-    special = set[int]()
-    for name, value in vars(inner.config).items():
-        if "token" in name and isinstance(value, int):
-            special.add(value)
+    special = {
+        value
+        for name, value in vars(inner.config).items()
+        if "token" in name and isinstance(value, int)
+    }
     plain = [index for index in range(size) if index not in special] or [0]
     places = (7 * np.arange(length) + 5) % len(plain)
     ids = np.array(plain, dtype=np.int32)[places]

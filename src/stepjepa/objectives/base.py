@@ -2,7 +2,8 @@
 
 An `Objective` defines its options (`Options`, `reads`, `defaults`), which states of a chat are compared (`pairs_of`), what
 is sampled every epoch (`draw`), which modules it trains (`modules`) and the loss (`loss`). Everything else (flags, layout,
-packing, masks, counts, the log) follows from these. It is constructed from the run's options and holds no state.
+packing, masks, counts, the log) follows from these. An objective is constructed from the run's options and
+holds no state.
 
 Shapes: P pairs, D width.
 """
@@ -64,7 +65,7 @@ class ModelView(NamedTuple):
         vocabulary: V, entries of the LM softmax.
         embed: (N, D) input embeddings of token ids (N,).
         logits: (N, V) logits of last hidden states (N, D); with `detach` the weights of the output head get no gradient.
-        gather: the rows (P, D) of all processes, with gradient, and the index of this process's first (`losses.gather`).
+        gather: the rows (P, D) of all processes, with gradient, and the index of this process's first row (`losses.gather`).
     """
 
     modules: nn.Module | None
@@ -87,19 +88,19 @@ class Objective:
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         aligned_targets: whether a shuffled target has the same index among the pairs of the other example.
         needs_steps: whether it needs the steps of the answers; before the options are known, whether it may need them.
-        draws: whether `draw` does anything.
-        drafts: whether `draft` does anything.
+        draws: whether `draw` changes anything.
+        drafts: whether it defines `draft`.
         several_pairs: whether an example usually has several pairs.
-        groups: the numbers, in the tokens' names, of its groups of K predictor tokens; each has its own predictor head.
-        unread: options that it does not read although it may read others of their topics; setting them is an error.
-        brief: its variant in a word, if it has several.
-        vector_names: names of the source and the target of a pair if they are sums of states.
-        stream: number of its random stream, which nothing else that is drawn for an example uses.
-        options: of the run; None before they are known.
+        groups: the numbers, in the tokens' names, of its groups of K predictor tokens; every group has a predictor head.
+        unread: options that it does not read, even if it reads others of the same topic; giving one a value is an error.
+        brief: the name of its variant, if it has several.
+        vector_names: names of the source and the target of a pair, for `stepjepa inspect`.
+        stream: number of its random stream, which no other draw for an example uses.
+        options: those of the run; None before they are known.
         own: its own options, an instance of `Options`.
 
     Args:
-        options: of the run.
+        options: those of the run.
         own: its own options by name, for `JEPAConfig(objective=MyObjective(...))`.
 
     Raises:
@@ -212,7 +213,7 @@ class Objective:
 
     @property
     def takes_predictors(self) -> bool:
-        """Whether predictor tokens can be read."""
+        """Whether it can have predictor tokens."""
         return PredictorOptions in self.reads
 
     def notes(self, given: Collection[str]) -> list[str]:
@@ -222,7 +223,7 @@ class Objective:
     @property
     def about(self) -> tuple[str, ...]:
         """Its own options, each as ``name value``."""
-        known = {} if self.Options is None else options_of(self.Options)
+        known = options_with_defaults(type(self))
         values = {
             name: getattr(self.own, name) for name, option in known.items() if not option.secret
         }
@@ -283,7 +284,7 @@ class Objective:
 
     @property
     def readout(self) -> tuple[str, ...]:
-        """How views are read, masked and chosen, in a few words each; defaults are left out."""
+        """How views are read, masked and chosen, for summaries: a few words for each option that is not at its default."""
         words = []
         if self.takes_predictors and self.options.readout == "mean":
             words.append("mean over a view")
@@ -352,7 +353,7 @@ class Objective:
 
     def counts(self, batch: Batch) -> dict[str, float]:
         """The divisor of each part of the loss, by its name."""
-        # They depend on the layout alone, so the divisors of a step are known before its first forward.
+        # They depend only on the layout, so the divisors of a step are known before its first forward.
         counts = dict.fromkeys(self.part_names, float(batch.weight))
         if self.replay_ratio:
             counts[REPLAY] = float(batch.replayed_weight)
@@ -381,7 +382,7 @@ class Objective:
         """The token (1,) after a state (1, D), and up to `count` further tokens that the modules predict: (1 + n,)."""
         raise NotImplementedError
 
-    # What a source is compared with, and how. Only the next three decide on the targets' gradient and on controls.
+    # What a source is compared with, and how. Only the next three decide about the targets' gradient and about controls.
 
     @property
     def separate_targets(self) -> bool:
@@ -394,7 +395,8 @@ class Objective:
         return self.makes_pairs and bool(self.options.control == "shuffled")
 
     def target_states(self, output: ForestOutput) -> torch.Tensor:
-        """The target states (P, D) that the loss compares with: detached, or one fixed random vector for all pairs."""
+        """The target states (P, D) that the loss compares with, detached unless targets have a gradient; with
+        ``control=random``, one fixed random vector for all pairs."""
         import torch
 
         target = output.target_states
@@ -472,7 +474,7 @@ class TrunkObjective(Objective):
     reads = (PairOptions, LossOptions)
     predictors = 0
     separate_targets = False
-    # `draw` creates the pairs, even if they are the same in every epoch: stored examples hold spans, not a pair a token.
+    # `draw` creates the pairs, even if they are the same in every epoch: stored examples have spans, not one pair per token.
     draws = True
     unread = frozenset({_NAME.predictors, _NAME.target_encoder})
 
@@ -492,7 +494,7 @@ class LookAhead(TrunkObjective):
     unread = TrunkObjective.unread | {_NAME.predictor_head}
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
-        """View spans: each run of labelled tokens, and the tokens one place earlier."""
+        """View spans: for each run of labelled tokens, the tokens one place earlier as sources, and the run as targets."""
         # Token 0 has no state before it.
         runs = [Span(max(start, 1), stop) for start, stop in chat.labels if stop > 1]
         return PairsFound(
@@ -605,7 +607,7 @@ def objective_of(options: LossOptions) -> Objective:
 
 
 def own_options(name: str) -> type | None:
-    """The option dataclass that a user's objective adds to a run; None for built-in ones."""
+    """The option dataclass that a user's objective adds to a run; None for a built-in one."""
     cls = find_objective(name)
     if is_built_in(cls) or not options_with_defaults(cls):
         return None
@@ -642,7 +644,7 @@ def idle_options(objective: Objective) -> frozenset[str]:
 
 
 def trained_pairs(settings: Mapping[str, Any]) -> bool:
-    """Whether a run with these recorded settings trained pairs. No user file is imported for this."""
+    """Whether a run with these recorded settings trained on pairs. It imports no file of the user."""
     name = settings.get("objective")
     return bool(name and name != OBJECTIVES[0] and settings.get("lbd"))
 

@@ -19,7 +19,7 @@ so that it is as large as an LM loss; a state with no token ahead has no loss:
 The paper weights entries by rarity, or learns the summary with a second model that reads backwards; neither is done here.
 The head is only used in training.
 
-Shapes: P states, one a pair; D width, V vocabulary, A = window - 1 tokens ahead, C rows of a chunk.
+Shapes: P states, one per pair; D width, V vocabulary, A = window - 1 tokens ahead, C rows of a chunk.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class FutureSummary(TokenHeads):
 
         assert view.modules is not None
         window, vocabulary = self.options.summary_window, view.vocabulary
-        # Without it, the head would first have to learn that most of the vocabulary is absent.
+        # Without this constant, the head would first have to learn that most of the vocabulary is absent.
         offset = math.log(window / vocabulary)
         bags_PA = self.tokens_ahead(batch, window, vocabulary, outside=vocabulary)
 
         def chunk_loss(states_CD: torch.Tensor, tokens_CA: torch.Tensor) -> torch.Tensor:
             logits_CV = view.logits(states_CD).float() + offset
-            # Places after the run have the id V: a column of its own, which is then dropped.
+            # Places after the run have the id V: an additional column, which is then dropped.
             bag = logits_CV.new_zeros(len(tokens_CA), vocabulary + 1)
             bag_CV = bag.scatter_(1, tokens_CA, 1.0)[:, :vocabulary]
             losses_CV = F.binary_cross_entropy_with_logits(logits_CV, bag_CV, reduction="none")

@@ -4,7 +4,7 @@
 
 In context, the predictors branch off the chat after the user's content, and the answer is an isolated copy. Standalone is
 the paper's form (Section 3.1, and its published code): each message is a separate text, with all the markup that the
-template writes around a single message, and the predictors are at the end or at the front of the source's content.
+template puts around a single message, and the predictors are at the end or at the front of the source's content.
 
     source    [BOS][user header] content <p> .. <p> [end of turn]
     target    [BOS][assistant header] content [end of turn]
@@ -37,7 +37,7 @@ from stepjepa.objectives.pairs import question_and_answer
 if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
-# Marks the place of the predictors while the template writes the message. Templates trim contents, but a marker protects
+# Marks the place of the predictors while the template renders the message. Templates trim contents, but a marker protects
 # the white space next to it.
 _MARK = "@@stepjepa:predictors@@"
 
@@ -50,8 +50,8 @@ class LLMJEPAOptions(Topic):
 
     views: Literal["in_context", "standalone"] | None = option(
         None,
-        "llm_jepa: the source within the chat and a copy of the answer (in_context, the default), or each "
-        "message rendered alone by the template, as published (standalone; the default with front_pred or reverse_pred).",
+        "llm_jepa: the source within the chat and a copy of the answer (in_context, the default), or each message rendered "
+        "separately by the template, as published (standalone; the default with front_pred or reverse_pred).",
         VIEWS,
     )
     front_pred: bool = option(
@@ -73,8 +73,8 @@ class LLMJEPAOptions(Topic):
                 )
         if self.views == "standalone" and self.objective != LLMJEPA.name:
             raise ConfigError(
-                f"{_NAME.views}=standalone renders whole messages alone, and {self.objective} has no such views; use it "
-                f"with objective {LLMJEPA.name}"
+                f"{_NAME.views}=standalone renders whole messages separately, and {self.objective} has no such views; "
+                f"use it with objective {LLMJEPA.name}"
             )
         if self.front_pred and not self.predictors:
             raise ConfigError(
@@ -90,7 +90,8 @@ class LLMJEPA(Objective):
     """``--objective llm_jepa``, for every turn of a chat.
 
     ``last_token`` counts from the end of a turn, including its end-of-turn token, as in the published code: -1 is the end of
-    turn, -2 the last token of the content. By default, the last predictor or the last token of the content is read.
+    turn, -2 the last token of the content. By default, a view is read at its last predictor or at the last token of its
+    content, whichever comes later.
     """
 
     name = "llm_jepa"
@@ -119,13 +120,13 @@ class LLMJEPA(Objective):
         super().check()
         if self.options.forward == "inline" and self.options.views == "standalone":
             raise ConfigError(
-                f"forward=inline isolates a view inside the chat, and {_NAME.views}=standalone has none there; use "
+                f"forward=inline isolates a view inside the chat, where {_NAME.views}=standalone has none; use "
                 f"{_NAME.views}=in_context, or forward packed"
             )
         if self.options.reverse_pred and self.target_column:
             raise ConfigError(
-                f"{_NAME.reverse_pred} makes the question the target, and {_NAME.jepa_target_column} a column; leave one "
-                "of them out"
+                f"{_NAME.reverse_pred} makes the question the target, and {_NAME.jepa_target_column} a column's text; leave "
+                "one of them out"
             )
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
@@ -159,7 +160,7 @@ class LLMJEPA(Objective):
             if not is_answer(message) or user is None or not is_trained(message):
                 continue
             answer = message
-            # The text of a target column replaces the last answer; earlier answers have no such text, and no pair.
+            # The text of a target column replaces the last answer; earlier answers have no such text and so no pair.
             if chat.target is not None:
                 if message is not answers[-1]:
                     continue
@@ -173,8 +174,8 @@ class LLMJEPA(Objective):
             except RowError as error:
                 reason = error.reason
                 continue
-            source_token = builder.readout(source_view, source.length)
-            target_token = builder.readout(target_view, target.length)
+            source_token = builder.readout_token(source_view, source.length)
+            target_token = builder.readout_token(target_view, target.length)
             if source_token is None or target_token is None:
                 reason = "view_shorter_than_last_token"
                 continue
@@ -189,22 +190,22 @@ class LLMJEPA(Objective):
         """The view that predicts.
 
         Returns:
-            The segment, its tokens up to the one that is read, and which of its ids are the content's.
+            The segment, the span of its tokens up to the one that is read, and the span of its ids that are the content.
 
         Raises:
-            RowError: the template refuses the message alone, or it is empty.
+            RowError: the template refuses to render only this message, or the message is empty.
         """
         if not self.predictors:
             return self._target(chat, message)
-        if not message["content"].strip():
+        content = message["content"]
+        if not content.strip():
             raise RowError("empty_view", "the message is empty")
         front = self.options.front_pred
-        content = message["content"]
         marked = _MARK + content if front else content + _MARK
         text = _alone(chat, {**message, "content": marked})
         if _MARK not in text:
             raise RowError(
-                "view_refused", "the chat template does not show the message when it is alone"
+                "view_refused", "the chat template does not show a message that is the only one"
             )
         # The texts before and after the predictors are tokenised separately: no token may span the place between them.
         before, _, after = text.partition(_MARK)
@@ -215,7 +216,7 @@ class LLMJEPA(Objective):
         segment = Segment(
             np.concatenate([before_ids, after_ids]), ISOLATED, 0, 0, self.predictors, slot
         )
-        readout = slot + self.predictors - 1
+        last = slot + self.predictors - 1
         # The template may have trimmed the side of the content that is not protected by the marker.
         written = after if front else before
         shown = content if content in written else content.strip()
@@ -223,9 +224,9 @@ class LLMJEPA(Objective):
         inside = token_span(after_ends if front else before_ends, start, start + len(shown))
         if front:
             # The view is read at the end of the content, which follows the predictors.
-            readout += inside.stop
+            last += inside.stop
             inside = Span(slot + inside.start, slot + inside.stop)
-        return segment, Span(0, readout + 1), inside
+        return segment, Span(0, last + 1), inside
 
     def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
         """A view without predictors; see `_source`.
@@ -239,14 +240,14 @@ class LLMJEPA(Objective):
         before, mark, after = marked.partition(_MARK)
         if not mark or not text.startswith(before) or not text.endswith(after):
             raise RowError(
-                "view_refused", "the chat template does not show the message when it is alone"
+                "view_refused", "the chat template does not show a message that is the only one"
             )
         start = len(before)
         end = len(text) - len(after)
         ((ids, ends),) = encode_texts(chat.tokenizer, [text])
         first, stop = token_span(ends, start, end)
         if start < end and (first == stop or ends[stop - 1] != end - 1):
-            # A token contains the end of the content and the start of the markup after it: there is no end of turn between.
+            # A token spans the end of the content and the start of the markup, with no end-of-turn token between: cut there.
             ids, ends = encode_cut(chat.tokenizer, text, [end])
             first, stop = token_span(ends, start, end)
         if first == stop:

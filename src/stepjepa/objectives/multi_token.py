@@ -13,7 +13,7 @@ well. The cross-entropy is summed over the heads and averaged over the states; t
     gamma * LM + lambda * sum over k = 2 .. H of -log softmax(W f_k(h_t))[x_t+k]
 
 It predicts no states: it is the known remedy where next-token prediction fails to plan. The heads are used in training, and
-draft one token each (``--draft_tokens``). The exported model has no heads.
+each can draft one token (``--draft_tokens``). The exported model has no heads.
 
 Shapes: P states, one per pair; D width, A tokens ahead, H = A + 1 including the next one.
 """
@@ -42,7 +42,7 @@ class MultiTokenOptions(Topic):
     )
     token_positions: Literal["labelled", "question"] = option(
         "labelled",
-        "States the heads read: before every labelled token, or only the one after the question.",
+        "States that the heads read: those before every labelled token, or only the one after the question.",
         AHEAD,
     )
 
@@ -56,7 +56,7 @@ class TokenHeads(LookAhead):
     unread = LookAhead.unread | {_NAME.jepa_loss, _NAME.regularizer, _NAME.target_grad}
 
     def head(self, width: int) -> nn.Module:
-        """D -> 2 D -> D with GELU in between."""
+        """A head, D -> 2 D -> D with GELU in between."""
         from torch import nn
 
         return nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))

@@ -20,8 +20,8 @@ Either weight may be 0: without the KL only states are predicted, without the di
 `smooth_l1`; it is logged even at weight 0.
 
 f is LayerNorm, Linear(2 D, D), GELU, Linear(D, D), GELU, Linear(D, D); its last layer starts at zero, so that at first it
-predicts that nothing changes. It is used in training, and drafts tokens (``--draft_tokens``), each from the state that it
-predicts after the previous one. The exported model does not have it.
+predicts that nothing changes. f is used in training, and can draft tokens (``--draft_tokens``), each from the state that it
+predicts after the previous token. The exported model does not have it.
 
 Shapes: P rollouts, one per pair; D width, V vocabulary, C rows of a chunk.
 """
@@ -53,13 +53,13 @@ class NextLatentOptions(Topic):
     )
     latent_distance: float = option(
         1.0,
-        "Weight of the distance between states. 0 trains on the token divergence alone.",
+        "Weight of the distance between states. 0 trains only on the token divergence.",
         AHEAD,
         at_least=0,
     )
     latent_kl: float = option(
         1.0,
-        "Weight of the divergence between token distributions. 0 trains on the state distance alone.",
+        "Weight of the divergence between token distributions. 0 trains only on the state distance.",
         AHEAD,
         at_least=0,
     )
@@ -155,14 +155,14 @@ class NextLatent(LookAhead):
         predicted_PD = output.source_states
         ids_P = _next_ids(batch)
         position_P = batch.sources.positions
-        # Whether the next pair has the next token of the same run; a rollout ends where it does not.
+        # Whether the next pair has the next token of the same run; a rollout ends where this is false.
         follows_P = torch.zeros_like(position_P, dtype=torch.bool)
         follows_P[:-1] = position_P[1:] == position_P[:-1] + 1
         inside_P = torch.ones_like(follows_P)
         distance = parts[JEPA].sum
         divergence = predicted_PD.new_zeros((), dtype=torch.float32)
         # The later steps of pair i use the tokens and the targets of the pairs i + 1, i + 2, ... All rollouts advance
-        # together; those that have ended are computed on, and masked.
+        # together; those that have ended are still computed, but masked.
         for ahead in range(self.options.latent_horizon):
             target_PD = output.target_states.roll(-ahead, 0)
             if ahead:

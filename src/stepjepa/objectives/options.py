@@ -1,7 +1,7 @@
 """The options that several objectives read, one small dataclass per topic.
 
-An objective names the topics that it reads (`Objective.reads`); the options that one objective alone has are in its file.
-Importing this module loads no torch.
+An objective names the topics that it reads (`Objective.reads`); options of only one objective are in that objective's
+file. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from stepjepa.errors import ConfigError
 
 # Headings of the options in the help and the reference.
 METHOD, LOSS, OUTPUT, AHEAD = "method", "loss", "output", "looking ahead"
-# Names of the distances in `losses.distances`, which would load torch.
+# Names of the distances in `losses.distances`, whose import would load torch.
 LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
-# Built-in values of `target_encoder`; any other is a model's folder or Hub id.
+# Built-in values of `target_encoder`; any other value is a model's folder or Hub id.
 SELF, EMA, FROZEN = TARGET_ENCODERS = ("self", "ema", "frozen")
 _WITH_EMA = {"target_encoder": (EMA,)}
 _WITH_INFONCE = {"jepa_loss": ("infonce",)}
@@ -58,7 +58,7 @@ class PredictorOptions(Topic):
 
     predictors: int | None = option(
         None,
-        "K, learned predictor tokens after a source view. Default: 2 for step_jepa, 1 for split, else 0.",
+        "K, the number of learned predictor tokens after a source view. Default: 2 for step_jepa, 1 for split, else 0.",
         METHOD,
         at_least=0,
         at_most=100,
@@ -86,16 +86,17 @@ class PredictorOptions(Topic):
     )
     last_token: int | None = option(
         None,
-        "Read a view at this offset from its end (-1: its last token), as the published code does. Default: a source at its "
-        "last predictor token, any other view at its last token (for a message, the last content token; for a step, the "
-        "last separator token).",
+        "Read a view at this offset from its end, as the published code does: -1 is its last token (of a turn the "
+        "end-of-turn token, of a step the last token of its separator). A source with predictor tokens is read at the last "
+        "of them, whatever the offset (except with views standalone). Default: a view's last token (of a turn, the last of "
+        "its content).",
         VIEWS,
         secret=False,
         at_most=-1,
     )
     readout: Literal["last", "mean"] = option(
         "last",
-        "What represents a view: the state of its last token, or the mean of its tokens' states. With predictors a source "
+        "What represents a view: the state of its last token, or the mean of its tokens' states. A source with predictors "
         "is read at the last of them.",
         VIEWS,
     )
@@ -178,7 +179,7 @@ class EMAOptions(Topic):
 
 @dataclass
 class ReplayOptions(Topic):
-    """Pairs of earlier examples that are trained again (ER-JEPA, arXiv:2609.36952): JEPA + replay_weight * replayed."""
+    """Pairs of earlier examples that are trained on again (ER-JEPA, arXiv:2609.36952): JEPA + replay_weight * replayed."""
 
     replay_ratio: float = option(
         0.0,
@@ -205,7 +206,7 @@ class ReplayOptions(Topic):
 
 @dataclass
 class LossOptions(Topic):
-    """The JEPA loss, and what it is compared with."""
+    """The JEPA loss: distance, weight and schedule, regularizers, and controls."""
 
     predictor_head: Literal["none", "linear", "mlp"] = option(
         "none",
@@ -219,7 +220,10 @@ class LossOptions(Topic):
         METHOD,
     )
     lbd: float = option(
-        0.1, "lambda, weight of the JEPA loss. 0 trains exactly like 'regular'.", LOSS, at_least=0
+        0.1,
+        "lambda, weight of the JEPA loss. 0 trains exactly like objective regular.",
+        LOSS,
+        at_least=0,
     )
     lbd_warmup_ratio: float = option(
         0.0, "Share of the run in which lambda rises from 0 to lbd.", LOSS, at_least=0, at_most=1
@@ -243,13 +247,13 @@ class LossOptions(Topic):
     )
     infonce_symmetric: bool = option(
         False,
-        "InfoNCE both ways: targets must retrieve their sources as well.",
+        "InfoNCE in both directions: targets must retrieve their sources as well.",
         LOSS,
         needs=_WITH_INFONCE,
     )
     regularizer: Literal["none", "vicreg", "sigreg"] = option(
         "none",
-        "Added to the JEPA loss against collapse: variance and covariance (vicreg), or SIGReg.",
+        "A term added to the JEPA loss against collapse: variance and covariance (vicreg), or SIGReg.",
         LOSS,
     )
     regularizer_weight: float | None = option(

@@ -29,7 +29,7 @@ class PairBuilder:
     Args:
         ids: (T,) tokens of the chat, truncated or not.
         predictors: K; with 0 a source is read on the trunk.
-        last_token: see `readout`; None for a view's last token.
+        last_token: see `readout_token`; None for a view's last token.
         mean: read a view as the mean of its tokens' states; a view with predictors is still read at the last of them.
         layer: see `Read`.
         target: (S,) int32 tokens of a text that is the target of every `pair`; None if the targets are views of the chat.
@@ -59,7 +59,8 @@ class PairBuilder:
         """Add the pair of two views on the trunk. The target is a `copy`, or the builder's target text in its place.
 
         Args:
-            close: see `readout`; of the source.
+            close: the end from which `last_token` counts back in the source, see `readout_token`. The target has no such
+                argument: it is a copy, which has only the tokens of its view, so its view must include those up to that end.
             horizon, group: see `Pair`.
 
         Returns:
@@ -67,7 +68,7 @@ class PairBuilder:
         """
         text = self.target
         view = target if text is None else Span(0, len(text))
-        target_token = self.readout(view)
+        target_token = self.readout_token(view)
         if target_token is None:
             return False
         source_read = self.source(source, close, group)
@@ -86,11 +87,11 @@ class PairBuilder:
         read = (
             Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
         )
-        return read if self.layer is None else read._replace(layer=self.layer)
+        return read._replace(layer=self.layer)
 
-    def readout(self, view: Span, close: int | None = None) -> int | None:
-        """The token at which a view is read: its last, or the one at `last_token` from `close` (by default the view's end).
-        None if that is before the view."""
+    def readout_token(self, view: Span, close: int | None = None) -> int | None:
+        """The token at which a view without predictors is read: its last, or the one at `last_token` from `close` (default:
+        the view's end). None if that is before the view."""
         if self.last_token is None:
             return view.stop - 1
         token = (view.stop if close is None else close) + self.last_token
@@ -98,8 +99,8 @@ class PairBuilder:
 
     def source(self, view: Span, close: int | None = None, group: int = 0) -> Read | None:
         """Add a view on the trunk that predicts. It is read at the last of K predictor tokens after it, regardless of
-        `last_token`; without predictors at the view's `readout`, None if that is before the view."""
-        token = view.stop - 1 if self.predictors else self.readout(view, close)
+        `last_token`; without predictors at the view's `readout_token`, None if that is before the view."""
+        token = view.stop - 1 if self.predictors else self.readout_token(view, close)
         if token is None:
             return None
         # Hiding tokens on the trunk would change the LM loss, so a masked source is a copy that sees what precedes the view.
@@ -121,11 +122,14 @@ class PairBuilder:
             self._branches[view.stop, group] = number
         return self.read(number, self.predictors - 1)
 
-    def copy(self, start: int, stop: int, readout: int) -> Read:
-        """Token `readout` in an isolated copy of the trunk's tokens [start, stop).
+    def copy(self, start: int, stop: int, token: int) -> Read:
+        """Token `token` of the trunk, read in an isolated copy of the trunk's tokens [start, stop).
 
         Its positions are those of the trunk plus K, as if the predictors were in the sequence. Only these agree with
         `two_pass` and `inline` in models with learned absolute positions, and several sources can share the copy.
+
+        `analysis.prediction.walks_of` relies on the copy of a step: its last token, stop - 1, is also the last token of the
+        view that is the next pair's source, so it follows the steps of an answer from pair to pair.
         """
         number = self._copies.get((start, stop))
         if number is None:
@@ -133,12 +137,12 @@ class PairBuilder:
             number = self._copies[start, stop] = self.add(
                 Segment(ids, ISOLATED, start + self.predictors, origin=start)
             )
-        return self.read(number, readout - start, Span(0, stop - start))
+        return self.read(number, token - start, Span(0, stop - start))
 
-    def alone(self, segment: Segment, readout: int) -> Read:
-        """Add a view that is a separate segment and is read at its token `readout`."""
+    def alone(self, segment: Segment, token: int) -> Read:
+        """Add a view that is a separate segment and is read at its token `token`."""
         return self.read(
-            self.add(segment), readout, None if segment.slots else Span(0, segment.length)
+            self.add(segment), token, None if segment.slots else Span(0, segment.length)
         )
 
     def add(self, segment: Segment) -> int:
@@ -148,14 +152,14 @@ class PairBuilder:
         return len(self._segments)
 
     def found(self, reason: str) -> PairsFound:
-        """The collected pairs; without any, the reason."""
+        """The collected pairs; if there are none, the reason."""
         return PairsFound(
             tuple(self._segments), tuple(self.pairs), reason=None if self.pairs else reason
         )
 
 
 def question_and_answer(turns: Sequence[Turn]) -> tuple[list[Turn], str]:
-    """The turns whose question and answer have tokens, and the reason to report if there are none."""
+    """The turns whose question and answer have tokens, and the reason to report if there are no such turns."""
     usable, reason = [], "no_user_message"
     for turn in turns:
         if turn.user is None:

@@ -35,7 +35,7 @@ the longest, n - 1 (three_index: n) or `tube_max_length` if that is less. One sp
     ```
     default     s ~ U{0 .. n-l}, then t ~ U{s+l .. min(n, s+m)}
     zero        s = 0, t ~ U{l .. m}
-    draw_both   s, t = min, max of U{0 .. n-1} and U{1 .. n}; a t beyond s + the longest is moved there;
+    draw_both   s, t = min, max of U{0 .. n-1} and U{1 .. n}; a t beyond s + tube_max_length is moved there;
                 both are drawn again while the span is shorter than l or longer than m
     uniform     every span of l to m tokens (three_index: every s < r < t with t - s <= m) is equally likely
     three_index (after any of these) r ~ U{s+1 .. t-1}
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from stepjepa.data.encode import TokenChat
 
 Vector = Mapping[int, float]  # state -> coefficient
+_Vectors = list[tuple[Vector, Vector, float]]  # source, target and weight of each pair
 _GROUP = "semantic tube"
 
 
@@ -86,7 +87,9 @@ class TubeOptions(Topic):
     """Options of objective `semantic_tube`."""
 
     tube_mode: Literal["span", "three_index", "e2e", "mean", "curvature"] = option(
-        "span", "span is the published code's form, three_index the paper's formula.", _GROUP
+        "span",
+        "Which vectors are compared; span is the published code's form, three_index the paper's formula.",
+        _GROUP,
     )
     tube_sampler: Literal["default", "draw_both", "uniform", "zero", "steps"] = option(
         "default",
@@ -94,7 +97,9 @@ class TubeOptions(Topic):
         _GROUP,
     )
     tube_max_length: int | None = option(None, "Longest span in content tokens.", _GROUP)
-    tube_times: int = option(1, "Spans sampled per example.", _GROUP, at_least=1, at_most=1000)
+    tube_times: int = option(
+        1, "Spans sampled per question and answer.", _GROUP, at_least=1, at_most=1000
+    )
     tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
         "none", "Weight of a span by its length and the length of the rest.", _GROUP
     )
@@ -151,7 +156,8 @@ class SemanticTube(TrunkObjective):
         super().check()
         if self.options.jepa_loss == "infonce":
             raise ConfigError(
-                f"{_NAME.jepa_loss}=infonce compares views of different examples; {self.name} compares spans of one"
+                f"{_NAME.jepa_loss}=infonce compares views of different examples, but {self.name} compares spans of one; "
+                f"use another {_NAME.jepa_loss}"
             )
         longest, shortest = self.options.tube_max_length, _shortest(self.options)
         if longest is not None and longest < shortest:
@@ -168,7 +174,7 @@ class SemanticTube(TrunkObjective):
             unread |= {_NAME.tube_sampler, _NAME.tube_length_adjustment}
         if not self.sampled:
             unread |= {_NAME.tube_max_length, _NAME.tube_times}
-        # A curvature is a turning angle, which is the loss itself.
+        # In mode curvature, the turning angle is the loss itself.
         if self.options.tube_mode == "curvature":
             unread.add(_NAME.jepa_loss)
         return frozenset(unread)
@@ -247,7 +253,7 @@ class _Content(NamedTuple):
 
     @property
     def length(self) -> int:
-        return self.u1 - self.u0 + self.a1 - self.a0
+        return self.user_length + self.a1 - self.a0
 
     def path(self, *offsets: int) -> Vector:
         """``c(o_1) - c(o_0) + c(o_3) - c(o_2) + ..``; terms that cancel are left out."""
@@ -264,7 +270,7 @@ class _Content(NamedTuple):
 def draw_pairs(
     user: Span, answer: Span, options: TubeOptions, rng: np.random.Generator
 ) -> list[Pair]:
-    """Draw one example's spans, if its mode has any, and return the states to combine.
+    """Draw the spans of a question and its answer, if the mode has any, and return the states to combine.
 
     Args:
         user, answer: the contents on the trunk, the user's first. If a content begins with token 0, there is no state before
@@ -275,7 +281,7 @@ def draw_pairs(
         with a user message of only token 0; for curvature without two consecutive displacements (the published code
         includes such an example in the mean with an angle of 0).
     """
-    if user[0] >= user[1] or answer[0] >= answer[1]:
+    if user.start >= user.stop or answer.start >= answer.stop:
         return []
     content = _content(user, answer)
     if (draws_spans(options) and content.length < 2) or (
@@ -308,7 +314,7 @@ def step_spans(
 def pairs_of_spans(
     user: Span, answer: Span, spans: Sequence[Sequence[int]], options: TubeOptions
 ) -> list[Pair]:
-    """The states to combine for spans that are drawn already, one pair per span, in their order.
+    """The states to combine for spans that have been drawn, one pair per span, in their order.
 
     The loss is ``sum_p weight_p * distance_p / sum_p weight_p``, both sums over the batch.
 
@@ -320,8 +326,8 @@ def pairs_of_spans(
     content = _content(user, answer)
     n, user_length = content.length, content.user_length
     path, adjustment = content.path, options.tube_length_adjustment
-    # Source, target, weight of each pair, by the first table at the top of this file.
-    vectors: list[tuple[Vector, Vector, float]] = []
+    # By the first table at the top of this file.
+    vectors: _Vectors = []
     if options.tube_mode == "curvature":
         vectors = _curvature(content)
     elif options.tube_mode == "mean":
@@ -365,7 +371,7 @@ def length_weight(source_length: int, target_length: int, adjustment: str) -> fl
 
 def _content(user: Span, answer: Span) -> _Content:
     # The user's content may begin with token 0, which has no state before it.
-    return _Content(max(user[0] - 1, 0), user[1] - 1, answer[0] - 1, answer[1] - 1)
+    return _Content(max(user.start - 1, 0), user.stop - 1, answer.start - 1, answer.stop - 1)
 
 
 def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[int, ...]:
@@ -408,16 +414,16 @@ def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[i
 
 
 def _mean(span: Span) -> Vector:
-    return dict.fromkeys(range(*span), 1 / (span[1] - span[0]))
+    return dict.fromkeys(range(*span), 1 / (span.stop - span.start))
 
 
-def _curvature(content: _Content) -> list[tuple[Vector, Vector, float]]:
+def _curvature(content: _Content) -> _Vectors:
     """Consecutive first differences within each content; none crosses the gap.
 
     With the weight 1 / angles, the weighted mean over a batch is the mean over examples of their mean angle, as published.
     """
     angles = [*range(content.u0, content.u1 - 1), *range(content.a0, content.a1 - 1)]
-    vectors: list[tuple[Vector, Vector, float]] = []
+    vectors: _Vectors = []
     for i in angles:
         before = {i: -1.0, i + 1: 1.0}
         after = {i + 1: -1.0, i + 2: 1.0}

@@ -55,7 +55,7 @@ class Split(Objective):
             return PairsFound(reason="too_short_to_split")
         builder = self.builder(trunk)
         source = builder.source(Span(0, cut))
-        target_token = builder.readout(Span(cut, length))
+        target_token = builder.readout_token(Span(cut, length))
         if source is None or target_token is None:
             return PairsFound(reason="view_shorter_than_last_token")
         # The source is on the trunk, which goes on after the cut; the target starts over at position 0.

@@ -58,11 +58,11 @@ class StepJEPAOptions(StepsOptions):
         """As `Topic.check`; raises ConfigError."""
         if self.horizon != 1 and self.multi_horizon:
             raise ConfigError(
-                f"{_NAME.horizon} and {_NAME.multi_horizon} are both set; give one of them"
+                f"{_NAME.horizon} and {_NAME.multi_horizon} are both set; give only one of them"
             )
         if len(set(self.horizons)) < len(self.horizons):
             raise ConfigError(
-                f"horizons are {list(self.horizons)}; give different numbers of steps from 1 on"
+                f"{_NAME.multi_horizon} is {list(self.horizons)}; give each number of steps only once"
             )
 
 
@@ -72,8 +72,9 @@ _NAME = Names(StepJEPAOptions)
 class StepJEPA(Objective):
     """``--objective step_jepa``: step i -> step i + h inside every answer, or the question -> step h.
 
-    ``last_token`` counts from the end of a step: -1 is its last token, which contains the end of its separator. With
-    predictors, the source is still read at the last of them.
+    `PairBuilder.source` and `PairBuilder.readout_token` (`objectives.pairs`) decide at which token a step is read, and
+    `data.tokens.token_span` decides which token ends it. ``last_token`` counts from the end of a step: -1 is its last token,
+    which contains the end of its separator. With predictors, the source is read at the last of them instead.
     """
 
     name = "step_jepa"
@@ -114,7 +115,7 @@ class StepJEPA(Objective):
             options.step_pairs in ("all", "plan") or len(options.horizons) > 1
         ):
             raise ConfigError(
-                "forward=inline holds one pair per example (a second one would see the first one's predictors); use "
+                "forward=inline holds one pair per example (a second one would see the predictors of the first); use "
                 f"{_NAME.step_pairs} first or random and one {_NAME.horizon}, or forward packed"
             )
 

@@ -63,7 +63,7 @@ class StepsToAnswer(Objective):
         super().check()
         if self.options.answer_layers and self.options.readout_layer is not None:
             raise ConfigError(
-                f"{_NAME.answer_layers} and {_NAME.readout_layer} both name what is read; leave one of them out"
+                f"{_NAME.answer_layers} and {_NAME.readout_layer} both name layers to read; leave one of them out"
             )
 
     @property
@@ -89,7 +89,7 @@ class StepsToAnswer(Objective):
                 continue
             ids = chat.ids[cue.start : cue.stop]
             branch = Segment(ids, start - 1, start, slots=self.predictors, origin=cue.start)
-            # The view without the predictors, which matters for the mean.
+            # The view without the predictors, over which a mean is taken.
             copy = Span(self.predictors, branch.length)
             source = builder.read(builder.add(branch), copy.stop - 1, copy)
             target = builder.read(TRUNK, cue.stop - 1, cue)
