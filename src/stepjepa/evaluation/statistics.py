@@ -1,7 +1,7 @@
-"""The statistics of evaluations and studies (docs/statistics.md): intervals, paired tests, and what may be concluded.
+"""The statistics of evaluations and studies (docs/statistics.md): intervals, paired tests, and conclusions.
 
 All functions take plain numbers. ``None`` stands for a value that cannot be computed, such as the spread of one value;
-nothing is NaN and nothing warns. Tests are two-sided, intervals are 95 % intervals.
+no function returns NaN or warns. Tests are two-sided, and intervals are 95 % intervals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepjepa.errors import library
 CONFIDENCE = 0.95
 # Smallest number of questions that only one model answers right at which McNemar's exact test can give p < 0.05.
 LEAST_RIGHT = 6
-# Reasons for which a claim is not established.
+# Reasons why a claim is not established.
 NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
 # Differences are rounded to this many digits of the larger value, so that 0.60 - 0.55 and 0.55 - 0.50 are equal.
 _DIGITS = 12
@@ -59,7 +59,7 @@ def _wilson(successes: int, n: int) -> tuple[float, float, float]:
 def mean(values: Sequence[float]) -> Interval:
     """A mean with Student's t interval, ``mean +- t * sd / sqrt(n)`` with n - 1 degrees of freedom.
 
-    There is no interval for fewer than two values, or for values that are not finite. Equal values have one of width 0.
+    There is no interval for fewer than two values, or if the mean is not finite. For equal values its width is 0.
     """
     if not values:
         return Interval(None, None, None)
@@ -160,11 +160,11 @@ class PairedDifference:
 
     Attributes:
         mean, sd, low, high: of the differences, with a t interval; all but the mean need two pairs.
-        t_p: paired t test. 1 if all differences are zero; None below two pairs, and if all differences equal another
-            number, because there is no spread to compare the mean with.
-        wilcoxon_p: signed-rank test without zeros, exact up to 50 pairs without ties and 13 with ties. 1 if all differences
-            are zero; None below two pairs. Below six pairs it cannot be under 0.05.
-        effect_size: Cohen's d_z, mean / sd; 0 if all differences are zero, None if there is no other spread.
+        t_p: p-value of the paired t test. 1 if all differences are zero; None below two pairs, or if all differences equal
+            another number, because there is no spread to compare the mean with.
+        wilcoxon_p: p-value of the signed-rank test without zeros, exact up to 50 pairs without ties and 13 with ties. 1 if
+            all differences are zero; None below two pairs. With fewer than six pairs it cannot be below 0.05.
+        effect_size: Cohen's d_z, mean / sd; 0 if all differences are zero; otherwise None where `t_p` is None.
     """
 
     n: int
@@ -212,7 +212,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha under any dependence of the tests.
 
     Args:
-        p_values: one per test; None for a test that was not possible, which stays None and does not count.
+        p_values: one per test; a test that was not possible is None, stays None and does not count.
     """
     known = [p for p in p_values if p is not None]
     if not known:
@@ -248,7 +248,7 @@ def conclusion(
 ) -> str:
     """The conclusion about two models from their answers to the same questions, in words.
 
-    It never says that a way of training is better: each model is one seed.
+    It never says that a training method is better, because each model is one seed.
 
     Args:
         difference: b minus a.
@@ -259,7 +259,7 @@ def conclusion(
     """
     low, high = difference.low, difference.high
     shown = f"no difference between {a} and {b} is shown"
-    # With so few right answers no test could show a difference, which is not the same as no difference.
+    # With so few right answers no test can show a difference, which does not mean that there is none.
     if counts is not None and sum(counts[:3]) < LEAST_RIGHT:
         right = f"{sum(counts[:3])} of {sum(counts)} by {a} or {b}"
         shown = f"there are too few right answers to compare: {right}"

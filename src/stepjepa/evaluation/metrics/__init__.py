@@ -3,7 +3,7 @@
     with make_metric("gsm8k") as metric:
         judgement = metric.score(generated, row)  # score, gold, answer, note
 
-The score depends on the generated text and the row alone. A user's function can be a metric too.
+The score depends only on the generated text and the row. A user's function can be a metric too.
 """
 
 from stepjepa.evaluation.metrics.base import (

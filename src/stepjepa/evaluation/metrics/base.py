@@ -18,7 +18,7 @@ from stepjepa.errors import ConfigError, DataError
 
 # Group of the metrics' options in help and messages.
 OPTIONS = "metric"
-# Likelihoods of the reference: over all its tokens, over those without the end of turn, over the end of turn alone.
+# Likelihoods of the reference: over all its tokens, over all but the end of turn, and over only the end of turn.
 NLL, CONTENT_NLL, END_NLL = "answer_nll", "content_nll", "end_nll"
 # Name -> ``module:class`` in this package. A string, so that listing the names imports no metric.
 METRICS = {
@@ -35,7 +35,7 @@ METRICS = {
     "task": "answers:TaskAnswer",
     "first_step": "answers:FirstStep",
 }
-# Computed from the model's probabilities, not from a generated text, so these have no class here.
+# Computed from the model's probabilities and not from a generated text, so they have no class here.
 MODEL_METRICS = (NLL, CONTENT_NLL, END_NLL)
 
 
@@ -52,8 +52,8 @@ class Judgement(NamedTuple):
         gold: the reference answer extracted from the row; None if there is none.
         answer: the answer extracted from the generated text; None if there is none.
         note: why the score is not 1, or what could not be decided; empty if there is nothing to add.
-        undecided: ``unknown`` if the metric could not decide, ``invalid`` if the answer is not an expression or query at
-            all; None otherwise.
+        undecided: ``unknown`` if the metric could not decide, ``invalid`` if the answer is not a valid expression or query;
+            None otherwise.
     """
 
     score: float
@@ -72,20 +72,20 @@ def verdict(right: bool, gold: str, answer: str | None, note: str) -> Judgement:
 class Metric(ABC):
     """Scores generated texts against the answers of their rows.
 
-    A metric may hold a process or a cache: close it, or use it in a ``with``.
+    A metric may own a process: close the metric, or use it in a ``with`` statement.
 
     Attributes:
         name: name for `make_metric`.
         kind: an ``accuracy`` is 0 or 1 for each row, a ``score`` any number from 0 to 1, a ``count`` any number or NaN.
-        higher_is_better: the direction, for studies.
+        higher_is_better: whether a larger value is better, for studies.
         is_custom: whether the metric is a user's function.
         columns: columns to search for the reference, in this order; ``messages`` means the last answer of the chat.
     """
 
     reference_column: str | None = option(
-        None, "Column with the reference, instead of those in `columns`.", OPTIONS
+        None, "Column with the reference, instead of the metric's own columns.", OPTIONS
     )
-    # Of metrics that compute in another process, see `metrics.worker`.
+    # The process of a metric that computes in one, see `metrics.worker`.
     _worker: Any = field(default=None, init=False, repr=False)
 
     name: ClassVar[str] = ""
@@ -108,7 +108,7 @@ class Metric(ABC):
         """Score one text.
 
         Args:
-            generated: the response, without the prompt and special tokens. No text may raise an error.
+            generated: the response, without the prompt and special tokens. An implementation must accept any text.
             row: the row of the question.
 
         Raises:
@@ -116,7 +116,7 @@ class Metric(ABC):
         """
 
     def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
-        """Score a response; `stopped` is whether the model ended it by itself. Most metrics score the text alone."""
+        """Score a response; `stopped` is whether the model ended it by itself. Most metrics only use the text."""
         return self.score(generated, row)
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class Metric(ABC):
             self._worker.close()
 
     def pair(self, generated: str, row: Mapping[str, Any]) -> tuple[str, str]:
-        """The reference and the generated text, without thinking and surrounding white space; errors as for `reference`."""
+        """The reference and the generated text, without thinking and surrounding white space. Raises as `reference` does."""
         return self.reference(row).strip(), answer_of(generated).strip()
 
     def __enter__(self) -> Metric:
@@ -135,7 +135,7 @@ class Metric(ABC):
         self.close()
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """The text in the first reference column that has one, without thinking; a number becomes text.
+        """The text of the first reference column that has text, without thinking; numbers are converted to text.
 
         Raises:
             DataError: no column has a text.
@@ -176,7 +176,7 @@ class CustomMetric(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.name = self.target  # type: ignore[misc]
-        # The file is run again for every metric, because in a notebook it may have changed.
+        # The file is executed again for every metric, because a user of a notebook may have changed it.
         function = load_named(self.target, OPTIONS, [*METRICS, *MODEL_METRICS], again=True)
         if not callable(function):
             raise ConfigError(f"{OPTIONS} {self.target} is not a function")
@@ -191,7 +191,7 @@ class CustomMetric(Metric):
         try:
             gold = self.reference(row).strip()
         except DataError:
-            # The function may read the reference from the row itself, unless the user named a column.
+            # Unless the user named a column, the function may read the reference from the row itself.
             if self.reference_column is not None:
                 raise
             gold = ""
@@ -203,7 +203,7 @@ class CustomMetric(Metric):
         # float("1") works, but a function that returns text is wrong. NaN fails the comparison.
         if isinstance(returned, str) or not 0 <= value <= 1:
             raise DataError(
-                f"metric {self.target} must return a bool or a number from 0 to 1, it returned {returned!r}"
+                f"metric {self.target} must return a bool or a number from 0 to 1; it returned {returned!r}"
             )
         return Judgement(value, gold, generated.strip())
 
@@ -221,7 +221,7 @@ def make_metric(name: str, **options: Any) -> Metric:
     """
     if name in MODEL_METRICS:
         raise ConfigError(
-            f"the metric {name} needs the model, not generated text; the evaluation computes it itself"
+            f"the metric {name} needs the model, not generated text; use `evaluate_model`"
         )
     return make_metrics([name], options)[0]
 
@@ -233,10 +233,10 @@ def metric_class(name: str) -> type[Metric]:
 
 
 def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:
-    """Make the metrics that score a generated text; names in `MODEL_METRICS` are skipped. Errors as for `make_metric`.
+    """Make the metrics that score generated texts; names in `MODEL_METRICS` are skipped. Raises as `make_metric` does.
 
     Args:
-        options: options of the metrics; each metric takes those that it has.
+        options: options of the metrics; each metric reads the options that it defines.
     """
     options, known, metrics = options or {}, set[str](), list[Metric]()
     for name in dict.fromkeys(names):
