@@ -280,7 +280,7 @@ class AnswerScorer:
     ):
         if nll_names := model_metrics(metrics):
             raise ConfigError(
-                f"eval_metrics: {nll_names[0]} does not judge generated answers; leave it out, since lm_loss is logged anyway"
+                f"eval_metrics: {nll_names[0]} does not judge answers; leave it out, since lm_loss is logged anyway"
             )
         # Made once and discarded, so that a typo fails before training and not at the first evaluation.
         make_metrics(metrics, settings.get("metric_options"))

@@ -5,9 +5,9 @@ Decoder-only models must be padded on the left to generate in batches:
     ids    pad pad pad  a   b      mask   0 0 0 1 1      positions   . . . 0 1
             c   d   e   f   g             1 1 1 1 1                  0 1 2 3 4
 
-The batch is built here and not by the tokenizer, so the tokenizer's padding side does not matter. While generating, the
-model's own `generation_config` is replaced, because published models ship sampling temperatures and repetition penalties in
-it: only the arguments of the call count.
+The batch is built here and not by the tokenizer, so the tokenizer's padding side does not matter. During generation, the
+model's own `generation_config` is replaced, because published models ship it with sampling temperatures and repetition
+penalties: only the arguments of the call count.
 
 Shapes: B prompts of a batch, T tokens.
 """
@@ -44,7 +44,7 @@ from stepjepa.modeling.parts import causal_lm, vocabulary_size
 _NAME = Names(GeneratorOptions)
 _MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
-# vLLM forms its own batches; this is the number of replies that are stored at once.
+# vLLM forms its own batches; this is the number of replies that are stored together.
 VLLM_BATCH_SIZE = 256
 
 
@@ -76,7 +76,7 @@ def generate_batch(
     seed: int = 0,
     suppressed: Sequence[int] = (),
 ) -> list[Generation]:
-    """Continue every prompt of a batch, greedily unless a temperature is given. One `Generation` per prompt, in order.
+    """Continue every prompt of a batch, greedily unless a temperature is given. Returns a `Generation` per prompt, in order.
 
     Args:
         model: any Hugging Face causal LM, PEFT models included. Its train/eval mode and generation config are
@@ -90,7 +90,7 @@ def generate_batch(
         seed: seed of the sampling. The global random generators are restored afterwards.
         suppressed: tokens that are never generated.
     """
-    # Padding is masked in the prompt and cut off after the answer, so any valid id will do.
+    # Padding is masked in the prompt and removed after the answer, so any valid id will do.
     pad_id = stop_ids[0] if stop_ids else 0
     # top_k 0 turns off a default of transformers, which samples from the 50 likeliest tokens.
     sampling: dict[str, Any] = {}
@@ -134,12 +134,12 @@ def _in_rounds(
     mask_BT: torch.Tensor,
     max_new_tokens: int,
 ) -> list[list[int]]:
-    """Generate in rounds: once half of the rows have ended, the others go on without them.
+    """Generate in rounds: once half of the rows have ended, the others continue without them.
 
     A single call of `generate` would compute every row until the longest answer ends.
 
     Returns:
-        The new tokens of each row; those after its first stop token mean nothing.
+        The new tokens of each row; tokens after its first stop token are meaningless.
     """
     length = ids_BT.shape[1]
 
@@ -179,7 +179,7 @@ def _in_rounds(
 
 
 def _can_lose_rows(cache: Any) -> bool:
-    """True for a cache in use that holds keys and values alone; of other states, rows cannot be selected."""
+    """Whether rows can be removed from a cache: it is in use, and consists only of keys and values."""
     layers = cache.layers if isinstance(cache, DynamicCache) else []
     selectable = [type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers]
     # A model that ignores the cache leaves it empty.
@@ -201,7 +201,7 @@ def _generation(
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode within this context; afterwards every module has its previous mode."""
-    # Module by module, because parts of a model may be in evaluation mode during training.
+    # The mode is stored per module, because parts of a model may be in evaluation mode during training.
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -213,7 +213,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[None]:
-    """Use this generation config alone within this context; afterwards the model has its own again."""
+    """Use only this generation config within this context; afterwards the model's own is restored."""
     # `generate` fills every value that the call leaves open from the model's own generation config. PEFT
     # keeps one on the wrapper and one on the model inside.
     owners: list[Any] = [
@@ -232,7 +232,7 @@ def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[Non
 class BatchGenerator(ABC):
     """Answers in batches, formed from all requests by the length of the prompt, the longest first.
 
-    Batches do not depend on what is done already, so an interrupted run gives the same replies when it resumes.
+    Batches do not depend on which requests are already done, so an interrupted run gives the same replies when it resumes.
     """
 
     def __init__(self, prompter: Prompter, batch_size: int, longest_prompt: int | None):
@@ -256,7 +256,7 @@ class BatchGenerator(ABC):
                 refused.append(Reply(request.row, "", stopped=False, refused=reason))
         if refused:
             yield refused
-        # Equal lengths need little padding, and a batch that does not fit into memory is the first one.
+        # Similar lengths need little padding. If a batch does not fit into memory, the first batch shows it.
         accepted = [request for request in requests if request.row in prompts]
         accepted.sort(key=lambda request: -len(prompts[request.row]))
         for begin in range(0, len(accepted), self._batch_size):
@@ -274,7 +274,7 @@ class BatchGenerator(ABC):
 
 
 class LocalGenerator(BatchGenerator):
-    """Generates with a model in memory, which may be in training. The seed of a batch derives from those of its requests."""
+    """Generates with a model in memory, which may be in training. A batch's seed is derived from its requests' seeds."""
 
     def __init__(
         self,
