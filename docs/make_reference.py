@@ -1,24 +1,31 @@
 """The reference pages, written whenever the site is built: mkdocs calls `on_config` and `on_files` (`hooks` in mkdocs.yml).
 
 Commands come from the parsers that parse them and print `--help`, the API from the docstrings (mkdocstrings reads the source
-and imports nothing). No page lies in the repository, so none can go stale.
+and imports nothing), and the page of a method from its objective's docstring, its options and docs/objectives.md. No page is
+in the repository, so none can go stale.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
+import re
+import sys
 from functools import cache
 from importlib.metadata import metadata
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from stepjepa.cli.main import COMMANDS, run
 from stepjepa.config.option import MISSING, Option
 from stepjepa.config.parser import HelpShown, StrictParser
+from stepjepa.objectives.base import find_objective, options_with_defaults
 
-SOURCE = Path(__file__).resolve().parents[1] / "src" / "stepjepa"
+DOCS = Path(__file__).resolve().parent
+SOURCE = DOCS.parent / "src" / "stepjepa"
 # Pages of the API: one a package, these first and in the order in which data moves. The commands have pages of their own.
 FIRST = ("data", "forest", "losses", "modeling", "training", "evaluation", "analysis", "inspect", "study")
 NOT_API = ("cli", "recipes")
@@ -34,7 +41,7 @@ TOP = (
 
 
 def on_config(config: Any) -> Any:
-    """Put the pages into the navigation, under Reference, and the package's links on every page."""
+    """Put the pages into the navigation, under Methods and Reference, and the package's links on every page."""
     links = dict(link.split(", ", 1) for link in metadata("stepjepa").get_all("Project-URL") or ())
     config.repo_url = links.get("Repository")
     icons = {"Repository": "material/source-repository", "Package": "material/package-variant"}
@@ -42,6 +49,8 @@ def on_config(config: Any) -> Any:
         {"icon": icons.get(name, "material/file-document-outline"), "link": link, "name": name}
         for name, link in links.items()
     ]
+    (methods,) = (item["Methods"] for item in config.nav if "Methods" in item)
+    methods[1:1] = [{"Each objective": [{_title(path): path} for path in method_pages()]}]
     (reference,) = (item["Reference"] for item in config.nav if "Reference" in item)
     reference += [
         {"Python": [{_title(path): path} for path in api_pages()]},
@@ -54,7 +63,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages to the site's files."""
     from mkdocs.structure.files import File
 
-    for path, text in {**api_pages(), **command_pages()}.items():
+    for path, text in {**method_pages(), **api_pages(), **command_pages()}.items():
         files.append(File.generated(config, path, content=text))
     return files
 
@@ -86,6 +95,49 @@ def api_pages() -> dict[str, str]:
         blocks = "\n\n".join(f"::: {name}" for name in names)
         pages[f"reference/{package}.md"] = f"# {title}\n\n{lead.strip()}\n\n{blocks}\n"
     return pages
+
+
+def method_pages() -> dict[str, str]:
+    """Path -> Markdown of one page for every objective, in the order of docs/objectives.md."""
+    sections = re.split(r"^## ", (DOCS / "objectives.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    pages = {}
+    for section in sections:
+        heading, _, text = section.partition("\n")
+        name = re.search(r"\(`(\w+)`\)$", heading)
+        if name is not None:
+            pages[f"methods/{name[1]}.md"] = method_page(heading, name[1], text)
+    return pages
+
+
+def method_page(heading: str, name: str, section: str) -> str:
+    """The docstring with the formula, then source, siblings, evidence and example from the section, then the options."""
+    objective = find_objective(name)
+    docstring = inspect.getdoc(sys.modules[objective.__module__]) or ""
+    # A fence that the docstring indents would be read as indented code.
+    fence = re.compile(r"^    ```\n.*?^    ```$", flags=re.DOTALL | re.MULTILINE)
+    docstring = fence.sub(lambda match: dedent(match[0]), docstring)
+    # The section draws what the docstring may have drawn already.
+    start = r"^\*\*Source\.|^```bash" if "```" in docstring else r"^```|^\*\*Source\."
+    begin = re.search(start, section, flags=re.MULTILINE)
+    if begin is None:
+        raise ValueError(f"docs/objectives.md has no source and no example of {name}")
+    text = section[begin.start() :]
+    # The page is one folder deeper than docs/objectives.md.
+    text = re.sub(r"\]\(#", "](objectives.md#", text)
+    text = re.sub(r"\]\((?!https?:)", "](../", text)
+    return "\n".join([f"# {heading}", "", docstring, "", text.strip(), "", *_method_options(objective)])
+
+
+def _method_options(objective: Any) -> list[str]:
+    """The options that only this objective has, as a table, and where the shared ones are."""
+    parser = parsers()["train"]
+    lines = ["## Options", ""]
+    if rows := [_row(parser.options[name], parser) for name in options_with_defaults(objective)]:
+        lines += ["| option | values | default | meaning |", "|---|---|---|---|", *rows, ""]
+    shared = (
+        "The page of [`stepjepa train`](../reference/commands/train.md#method) has the options that objectives share."
+    )
+    return [*lines, shared, ""]
 
 
 @cache

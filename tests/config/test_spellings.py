@@ -143,7 +143,8 @@ def in_python(name, value, fields=()):
 
 def test_every_name_is_an_option_or_has_a_meaning(parser, others):
     answered = {name for name in others if isinstance(parser.aliases[name], Answer)}
-    assert others - answered == {case.split()[0] for case, fields in MEANINGS.items() if fields}
+    # In transformers 5.12 warmup_ratio is still an option.
+    assert others - answered == {case.split()[0] for case, fields in MEANINGS.items() if fields} - set(parser.options)
     # The installed version has no field less than the list says, so nothing has left since.
     now = {field.name for field in dataclasses.fields(transformers.TrainingArguments)}
     assert {name for name in TRANSFORMERS_4 if name not in now} - {"overwrite_output_dir"} <= others
@@ -153,6 +154,8 @@ def test_every_name_is_an_option_or_has_a_meaning(parser, others):
 @pytest.mark.parametrize("case", MEANINGS)
 def test_the_meaning_is_the_same_everywhere(case, parser, tmp_path):
     name, value = case.split()
+    if name in parser.options:
+        pytest.skip("it is an option of the installed version of transformers")
     file, meaning = tmp_path / "run.yaml", MEANINGS[case]
     file.write_text(f"{name}: {value}\n")
     assert parser.values([f"--{name}", value]) == parser.values(["--config", str(file)]) == meaning

@@ -8,6 +8,7 @@ import yaml
 
 from stepjepa.cli.main import COMMANDS
 from stepjepa.config.option import MISSING
+from stepjepa.objectives.base import OBJECTIVES, find_objective, options_with_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,6 +30,18 @@ def test_every_option_of_every_command_stands_on_its_page(reference):
             begin = " ".join(option.help.split())[:10].replace("<", "&lt;").replace("|", "\\|")
             assert values and meaning not in ("", ".") and begin in meaning
             assert option.default in (MISSING, None, "", [], {}) or re.fullmatch("`.+`", default), (command, name)
+
+
+def test_every_objective_has_a_page_with_its_formula_source_options_and_example(reference):
+    pages = reference.method_pages()
+    assert set(pages) == {f"methods/{name}.md" for name in OBJECTIVES}
+    for path, page in pages.items():
+        name = Path(path).stem
+        assert "gamma * LM" in page and "train --train_file" in page, name
+        assert set(options_of(page)) == set(options_with_defaults(find_objective(name))), name
+        if name != "regular":
+            assert "**Source.**" in page and "**When.**" in page and page.count("```") >= 4, name
+        assert not re.search(r"\]\((?!\.\./|https:)", page), "a link that is not relative to the page's folder"
 
 
 def test_every_public_module_is_on_one_page(reference):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import distributed
 from torch.nn.attention.flex_attention import create_mask
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -28,6 +29,12 @@ from support.models import tiny_model
 PAIRS = {"objective": "step_jepa", "predictors": 2}
 
 
+def skip_with_the_oldest_transformers(family):
+    """Skip a family that transformers 5.12 does not have, or whose decoder sees the tokens that follow there."""
+    if transformers.__version__.startswith("5.12."):
+        pytest.skip(f"transformers 5.12 has no causal {family}")
+
+
 def chosen(model, **options):
     """The model set up and the forward that was chosen."""
     model, setup = set_up_model(model, JEPAOptions(**{**PAIRS, **options}), 0, "cpu")
@@ -46,6 +53,7 @@ def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog)
 
 def test_branches_are_tried_with_the_predictors_of_the_run():
     """RoFormer counts places in the row instead of positions, which only shows after a source."""
+    skip_with_the_oldest_transformers("roformer")
     found = [chosen(family_model("roformer"), predictors=count)[1] for count in (0, 2)]
     assert found == ["packed", "two_pass"]
 
@@ -261,6 +269,8 @@ def ready(model, count=0, examples=None):
 # Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
 @pytest.mark.parametrize("family", ["modernbert-decoder", "rembert", "xlstm"])
 def test_the_loss_is_that_of_the_models_own_head_in_training_and_evaluation(family):
+    if family == "rembert":
+        skip_with_the_oldest_transformers(family)
     model = family_model(family)
     expected = own_losses(model)
     losses = answer_losses(model, EXAMPLES, VOCABULARY)
@@ -319,6 +329,8 @@ def test_positions_that_the_model_counts_otherwise_are_refused():
 @pytest.mark.parametrize("family", ["gemma3", "mllama", "moss_transcribe_diarize"])
 def test_every_trained_parameter_of_a_multimodal_class_gets_a_gradient(family):
     """DDP waits for the gradient of each trainable parameter; text gives a vision tower none."""
+    if family == "moss_transcribe_diarize":
+        skip_with_the_oldest_transformers(family)
     model, _, batch = ready(family_model(family).train(), 2)
     output = model(batch=batch)
     (output.lm_loss_sum + output.source_states.sum() + output.target_states.sum()).backward()

@@ -14,8 +14,9 @@ from support.training import METHODS, trainer_for
 # transformers itself looks at the padding of two passes.
 METHODS = {name: options for name, options in METHODS.items() if name not in ("two_pass", "sdpa")}
 # Operator calls of a step beyond those of the model's own forward and backward pass on the same rows: for the mask, the
-# predictor rows, the readouts, the loss and the log, and less what the model's own loss and causal mask ask for.
-MOST = {"regular": 56, "step": 133}
+# predictor rows, the readouts, the loss and the log, and less what the model's own loss and causal mask ask for. With
+# transformers 5.12 there is one call more than with the newest version.
+MOST = {"regular": 57, "step": 134}
 
 # They give the host a value, or a shape that depends on one; or make a tensor of the host's numbers.
 WAITING = ("local_scalar_dense", "nonzero", "masked_select", "unique", "bincount", "equal", "lift_fresh")
