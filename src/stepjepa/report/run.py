@@ -67,7 +67,7 @@ class ReportOptions:
 
     folders: list[str] | None = option(
         None,
-        "Folders of runs, or of one study; usually written without --folders, in front of the rest.",
+        "Folders of runs, or of one study; usually written without --folders, before the other options.",
         "report",
     )
     output_file: str | None = option(
