@@ -67,7 +67,7 @@ def test_the_filter(open_page, pair):
     assert first.locator(".judged").all_inner_texts() == ["right", "right"]
     assert page.locator(".card").nth(1).locator(".judged").all_inner_texts() == ["right", "wrong"]
     page.fill('input[type="search"]', "TEXT 4")
-    assert questions(page) == ["4"] and "1 contain the words" in page.inner_text("#shown")
+    assert questions(page) == ["4"] and "1 contain the search text" in page.inner_text("#shown")
     page.fill('input[type="search"]', "")
     page.focus('input[name="kind"]:checked')
     page.keyboard.press("ArrowRight")

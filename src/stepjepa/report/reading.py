@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def table(value: object, *keys: str) -> dict[str, Any]:
-    """The object at a path of keys; an empty one if it is missing or something else."""
+    """The object at a path of keys; empty if it is missing, or is not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -41,11 +41,11 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 
 
 class Reader:
-    """Reads files, and collects what the reader of the report should know about them.
+    """Reads files, and collects the problems that the report should mention.
 
     Attributes:
         problems: a sentence for every file that exists but cannot be used.
-        stale: a sentence for every evaluation of another model than the present one.
+        stale: a sentence for every evaluation of a model other than the current one.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class StoredEvaluation:
         result: content of ``metrics.json``.
         predictions: the file of answers; None if there is none.
         likelihoods: the file of the reference answers' likelihoods; None if there is none.
-        stale: whether the model in the folder has changed since.
+        stale: whether the model in the folder has changed since the evaluation.
     """
 
     result: dict[str, Any] = field(default_factory=dict)
@@ -92,11 +92,11 @@ class ReportedRun:
     Attributes:
         label: name of the run on the page.
         record: content of ``run.json``.
-        settings: those of ``resolved.yaml``, overridden by those of ``run.json``, which training resolved from them.
+        settings: those in ``resolved.yaml``, overridden by those in ``run.json``, which training derived from them.
         data: lines of the data reports, as training printed them.
-        metrics: last values, of ``metrics.json``.
-        history: the Trainer's log, of a checkpoint if the run is unfinished.
-        evaluations: by their names on the page.
+        metrics: last values, from ``metrics.json``.
+        history: the Trainer's log, from a checkpoint if the run is unfinished.
+        evaluations: name on the page -> evaluation.
         trained: for a run of a study, the record of its training.
         scored: for a run of a study, whether the test split was scored.
     """
@@ -115,7 +115,7 @@ class ReportedRun:
 
     @property
     def arm(self) -> str:
-        """For a run of a study: its arm, with the block and the tuned values."""
+        """For a run of a study: its arm, including the block and the tuned values."""
         return self.label.rpartition("/")[0] or self.label
 
 
@@ -124,8 +124,8 @@ class ReportedStudy:
     """The records of a study.
 
     Attributes:
-        title, verdicts (one for each metric), notes: of ``table.json``; empty until it is written.
-        tables: title -> title of a column -> a cell for each arm.
+        title, verdicts (one for each metric), notes: from ``table.json``; empty until it is written.
+        tables: title -> title of a column -> a cell per arm.
         code: versions of the code that ran the study.
         arms: name -> training options, for every arm of every block.
     """
@@ -152,7 +152,7 @@ def read_folders(names: Sequence[Path]) -> Found:
     """Read the folders of several runs, or of one study.
 
     Raises:
-        ConfigError: a folder is missing, or holds neither a run nor a study.
+        ConfigError: a folder is missing, or contains neither a run nor a study.
     """
     reader = Reader()
     for folder in names:
@@ -162,7 +162,7 @@ def read_folders(names: Sequence[Path]) -> Found:
         if (folder / STATE).is_file():
             if len(names) > 1:
                 raise ConfigError(
-                    f"{folder}: is a study, which is reported alone; give one study, or several runs"
+                    f"{folder}: is a study, which needs a report of its own; give one study, or several runs"
                 )
             return Found(list(_study_runs(folder / "runs", reader)), _study(folder, reader), reader)
         is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(
@@ -171,7 +171,7 @@ def read_folders(names: Sequence[Path]) -> Found:
         if not is_run and not _checkpoint_logs(folder):
             files = ", ".join(_RUN_FILES)
             raise ConfigError(
-                f"{folder}: is not the folder of a run or a study (none of {files}, {STATE} in it)"
+                f"{folder}: is not the folder of a run or a study (it contains none of {files}, {STATE})"
             )
     labels = labels_of(list(map(str, names)))
     runs = [_run(label, folder, reader) for label, folder in zip(labels, names, strict=True)]
@@ -226,7 +226,7 @@ def _log(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _checkpoint_logs(folder: Path) -> list[Path]:
     """Logs of checkpoints, newest first."""
     logs = folder.glob("checkpoint-*/trainer_state.json")
-    # By length first, so that checkpoint-1000 comes after checkpoint-200.
+    # By length first, so that checkpoint-1000 counts as newer than checkpoint-200.
     return sorted(logs, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
 
 
@@ -235,12 +235,12 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
     for path in sorted(folder.glob("*/")):
         name = path.name.removeprefix("evaluation-")
         result = reader.object(path / METRICS)
-        # Another folder, or an evaluation that has not finished.
+        # Not the folder of an evaluation, or an evaluation that has not finished.
         if "identity" not in result:
             continue
         other_model = _other_model(folder, result)
         if other_model:
-            reader.stale.append(f"{path}: is of {other_model}; evaluate the present one again")
+            reader.stale.append(f"{path}: belongs to {other_model}; evaluate the current model")
             name = f"{name} (stale)"
         evaluation = StoredEvaluation(result, stale=bool(other_model))
         if (path / "predictions.jsonl").is_file():
@@ -251,13 +251,13 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
-    """The model that a result belongs to, if it is not the one in `folder`; empty if it is."""
+    """The model that a result belongs to; empty if it is the model in `folder`."""
     if (
         (folder / "run.json").is_file()
         and (folder / METRICS).is_file()
         and not RunFolder(folder).ended
     ):
-        return "the model before this run went on"
+        return "the model before this run was resumed"
     recorded = result.get("model_folder")
     if recorded is None or not any(folder.glob("*.safetensors")):
         return ""
@@ -311,7 +311,7 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         run.evaluations |= dict(_evaluations(path, reader))
         run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()
-        # A run from a file of records has no log; its record holds the curves.
+        # A run from a file of records has no log, but its record contains the curves.
         if not run.history:
             losses = run.trained.get("losses", [])
             evaluations = run.trained.get("history", [])

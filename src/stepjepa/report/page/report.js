@@ -195,8 +195,8 @@ function answers() {
   const here = set.rows.filter((row) => inPair(row.place) && (state.kind === "all" || kindOf(row.place) === state.kind));
   const found = words ? here.filter(fits) : here;
   const total = counts()[state.kind] || 0;
-  const more = here.length < total ? `; of these ${here.length} are in this page, a few of each kind` : "";
-  const searched = words ? `; ${found.length} contain the words` : "";
+  const more = here.length < total ? `; of these ${here.length} are on this page, a few of each kind` : "";
+  const searched = words ? `; ${found.length} contain the search text` : "";
   const who = set.models.length > 1 ? `A is ${set.models[state.a].label}, B is ${set.models[state.b].label}. ` : "";
   const judged = [...new Set(shown(set).map((number) => set.models[number].metric).filter(Boolean))].join(" and ");
   by("shown").textContent = `${who}${judged ? `Answers are judged by ${judged}. ` : ""}${total} questions${more}${searched}.`;
@@ -227,7 +227,7 @@ function card(set, row) {
     if (answer) {
       side.append(fold(text("div", "text", answer.text)));
       const stop = answer.stop === "length" ? " \u00b7 cut off" : answer.stop === "refused" ? " \u00b7 prompt too long" : "";
-      side.append(make("p", "found", "answer read: ", text("bdi", "", answer.found || "none"), stop));
+      side.append(make("p", "found", "extracted answer: ", text("bdi", "", answer.found || "none"), stop));
     }
     return side;
   });
