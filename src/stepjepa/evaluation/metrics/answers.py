@@ -154,9 +154,10 @@ class FirstStep(TaskAnswer):
 class FinalAnswer(Metric):
     r"""Compares final answers by the rules of `stepjepa.data.answers`.
 
-    The answer of a generated text is its last `\boxed{}`, else the text after the first `####`, else the number after "the
-    answer is", else its last number. The reference is the column `ground_truth`, else the final answer in `answer` or in
-    the chat's last message; a short line without marks is itself a final answer.
+    The answer of a generated text is its last `\boxed{}`, else the text after the first `####`, else the text in its last
+    `<answer>` tags, else the number after "the answer is", else its last number. The reference is the column
+    `ground_truth`, else the final answer in `answer` or in the chat's last message; a short line without marks is itself a
+    final answer.
     """
 
     name = "gsm8k"

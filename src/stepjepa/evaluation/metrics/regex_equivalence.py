@@ -310,9 +310,9 @@ class Expression:
     number: int
     kind: str
     nulls: int
-    parts: tuple[Expression, ...] = ()
-    mask: int = 0
-    turns: tuple[int, int | None] = (1, 1)
+    parts: tuple[Expression, ...]
+    mask: int
+    turns: tuple[int, int | None]
 
 
 class Expressions:
