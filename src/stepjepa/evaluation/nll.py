@@ -30,7 +30,7 @@ from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.parts import output_head, vocabulary_size
+from stepjepa.modeling.parts import embedding_rows, output_head, vocabulary_size
 from stepjepa.utils.terminal import Bar
 
 _NAME = Names(GeneratorOptions)
@@ -150,7 +150,7 @@ def answer_losses(
     The rows are padded on the right and masked. Logits are computed at labelled positions only.
     """
     inner: Any = causal_lm(model)
-    device = inner.get_input_embeddings().weight.device
+    device = embedding_rows(inner).device
     # The same output head as in training, so that the losses are equal.
     head = output_head(inner, vocabulary)
     trunks = [torch.from_numpy(example.trunk.astype(np.int64)) for example in examples]

@@ -29,9 +29,9 @@ _DIGITS = 12
 class Interval(NamedTuple):
     """An estimate and the ends of its interval; None if it cannot be computed."""
 
-    value: float | None
-    low: float | None
-    high: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     def percent(self, sign: str = "", unit: str = "%") -> str:
         """``61.0 % (57.9 to 64.0)``; for a difference, with "+" and "points", ``+2.5 points (-4.8 to +9.7)``."""
@@ -45,7 +45,7 @@ class Interval(NamedTuple):
 
 def share(successes: int, n: int) -> Interval:
     """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; None for n = 0."""
-    return Interval(*_wilson(successes, n)) if n else Interval(None, None, None)
+    return Interval(*_wilson(successes, n)) if n else Interval()
 
 
 def _wilson(successes: int, n: int) -> tuple[float, float, float]:
@@ -62,12 +62,12 @@ def mean(values: Sequence[float]) -> Interval:
     There is no interval for fewer than two values, or if the mean is not finite. For equal values its width is 0.
     """
     if not values:
-        return Interval(None, None, None)
+        return Interval()
     # The mean of equal values may differ from them by rounding.
     equal = min(values) == max(values)
     middle = float(values[0]) if equal else fmean(values)
     if len(values) < 2 or not math.isfinite(middle):
-        return Interval(middle, None, None)
+        return Interval(middle)
     from scipy import stats
 
     quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
@@ -78,7 +78,7 @@ def mean(values: Sequence[float]) -> Interval:
 def normal(value: float, error: float | None) -> Interval:
     """An estimate with the normal interval of its standard error; no interval without an error."""
     if error is None:
-        return Interval(value, None, None)
+        return Interval(value)
     half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
     return Interval(value, value - half, value + half)
 
@@ -104,7 +104,7 @@ def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> In
     """
     n = both + only_a + only_b + neither
     if n == 0:
-        return Interval(None, None, None)
+        return Interval()
     right_a, right_b = both + only_a, both + only_b
     value_a, low_a, high_a = _wilson(right_a, n)
     value_b, low_b, high_b = _wilson(right_b, n)
@@ -172,9 +172,9 @@ class PairedDifference:
     sd: float | None
     low: float | None
     high: float | None
-    t_p: float | None = None
-    wilcoxon_p: float | None = None
-    effect_size: float | None = None
+    t_p: float | None
+    wilcoxon_p: float | None
+    effect_size: float | None
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,7 +39,7 @@ from stepjepa.generation.drafting import Drafter
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Drafts, Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.parts import causal_lm, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, embedding_rows, vocabulary_size
 
 _NAME = Names(GeneratorOptions)
 _MODEL = f"--{_NAME.model_name}"
@@ -95,8 +95,12 @@ def generate_batch(
     # top_k 0 turns off a default of transformers, which samples from the 50 likeliest tokens.
     sampling: dict[str, Any] = {}
     if temperature:
-        sampling = {"do_sample": True, "top_k": 0}
-        sampling |= {_NAME.temperature: temperature, _NAME.top_p: top_p}
+        sampling = {
+            "do_sample": True,
+            "top_k": 0,
+            _NAME.temperature: temperature,
+            _NAME.top_p: top_p,
+        }
     config = GenerationConfig(
         eos_token_id=list(stop_ids) or None,
         pad_token_id=pad_id,
@@ -104,7 +108,7 @@ def generate_batch(
         return_dict_in_generate=True,
         **sampling,
     )
-    device = cast(Any, model).get_input_embeddings().weight.device
+    device = embedding_rows(causal_lm(model)).device
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     ids_BT = pad_sequence(rows, True, pad_id, "left")
     mask_BT = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")

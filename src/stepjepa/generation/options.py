@@ -167,11 +167,8 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         """As `Topic.check`; raises ConfigError."""
         if not self.file:
             raise ConfigError("no data file given; write: stepjepa generate FILE")
-        for name, value in (
-            (_NAME.model_name, self.model_name),
-            (_NAME.output_file, self.output_file),
-        ):
-            if not value:
+        for name in (_NAME.model_name, _NAME.output_file):
+            if not getattr(self, name):
                 raise ConfigError(f"--{name} must be given")
         super().check()
         ColumnOptions.check(self)

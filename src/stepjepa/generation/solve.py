@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -186,10 +186,7 @@ def generate(options: GenerateOptions) -> GenerationResult:
     options.check()
     problem_set = read_problems(options)
     problems = problem_set.problems
-    fingerprint = digest_of(
-        [problem.row, problem.question, problem.answer, problem.ground_truth]
-        for problem in problems
-    )
+    fingerprint = digest_of(map(astuple, problems))
     path = Path(str(options.output_file))
     solved, unsolved = path, path.with_name(f"{path.stem}.unsolved.jsonl")
     record_file = path.with_name(f"{path.name}.meta.json")
