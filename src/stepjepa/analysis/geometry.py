@@ -252,7 +252,8 @@ def unit_rows(states: np.ndarray) -> np.ndarray:
 
 def _blocks(rows: int) -> Iterator[slice]:
     size = max(1, _BLOCK // rows)
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
+    # NumPy ends the last slice with the array.
+    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True)

@@ -101,10 +101,7 @@ class GeometryComparison:
         rows.append(
             [
                 "chance",
-                "",
-                "",
-                "",
-                "",
+                *[""] * 4,
                 written(chance.chance_at_1, ".1%"),
                 written(chance.chance_mrr, ".3f"),
             ]

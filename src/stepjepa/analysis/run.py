@@ -63,9 +63,6 @@ _OWN_FILES = re.compile(
     r"states-.+\.safetensors|numbers\.(json|csv)|analysis\.json|"
     r"(spectrum|cosine|layers|retrieval|rank_source|rank_target|steps|pca(-.+)?|tsne-.+)\.(png|svg)"
 )
-_TRUNK_ONLY = (
-    -2
-)  # matches no layer, because the predictor head is for sources and not for states on the trunk
 _NAME = Names(AnalyzeOptions, JEPAOptions)
 # Options of a run that concern its own data files, or the template, which its tokenizer already has.
 _OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
@@ -216,8 +213,8 @@ class _Collection:
         }
         del model  # frees the memory for the next model
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        # Does nothing without a GPU.
+        torch.cuda.empty_cache()
         return states, about
 
     def _pairs(self, model: AnalyzedModel, method: JEPAOptions) -> Pairs:
@@ -231,7 +228,7 @@ class _Collection:
 
     def _walks(self, model: AnalyzedModel) -> Walks:
         """A model's states after the steps of the answers of a data set."""
-        examples, places = walks_of(self._pairs(model, every_step(model.method).options))
+        examples, places = walks_of(self._pairs(model, every_step(model.method)))
         self._bar.begin(f"{model.place.name}, steps", len(examples))
         views = read_states(
             model.model,
@@ -240,7 +237,8 @@ class _Collection:
             examples,
             batch_size=self._options.batch_size,
             advance=self._bar.step,
-            head_layer=_TRUNK_ONLY,
+            # The predictor head is for sources, not for states on the trunk.
+            head_layer=None,
         )
         return Walks(views[0, 0], places)
 

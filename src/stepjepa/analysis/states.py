@@ -38,8 +38,7 @@ from stepjepa.forest.collate import collator_for
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
-from stepjepa.modeling.parts import backbone, decoder_layers
-from stepjepa.objectives.base import Objective, objective_of
+from stepjepa.modeling.parts import backbone, decoder_layers, embedding_rows
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
@@ -94,46 +93,44 @@ def read_pairs(
     encode = make_encoder(rows, tokenizer, renderer, options)
     report = DataReport(rows.name)
     examples, numbers = list[Example](), list[int]()
-    first = 0
     numbered = islice(rows, max_rows)
     while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
         encoded = encode(chunk)
+        numbers_of_chunk = report.rows_read + np.arange(len(chunk))
         report.add(encoded.report)
-        rows_of_examples = np.repeat(np.arange(first, first + len(chunk)), encoded.counts)
+        rows_of_examples = np.repeat(numbers_of_chunk, encoded.counts)
         for row, example in zip(rows_of_examples.tolist(), encoded.store, strict=True):
             for pair in example.pairs:
                 examples.append(example.with_pairs([pair]))
                 numbers.append(row)
-        first += len(chunk)
     report.require(report.examples)
     if len(examples) < 2:
         objective = options.objective.name if options.objective else Regular.name
-        message = f"{report.source}: {counted(len(examples), 'pair')} for {objective}; at least two are needed"
+        found = counted(len(examples), "pair")
+        message = f"{report.source}: {found} for {objective}; at least two are needed"
         for name, count in report.examples_without_pairs.items():
             message += f"; {count} {reason_words(name)}"
         raise DataError(message)
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), report)
 
 
-def every_step(method: JEPAOptions) -> Objective:
-    """The objective that pairs every step with the next one, both read at their last token on the trunk.
+def every_step(method: JEPAOptions) -> JEPAOptions:
+    """The options of an objective that pairs every step with the next one, both read at their last token on the trunk.
 
     Only options other than those of the views are as in `method`.
     """
-    return objective_of(
-        replace(
-            method,
-            objective=StepJEPA.name,
-            step_pairs="all",
-            horizon=1,
-            multi_horizon=None,
-            last_token=None,
-            readout="last",
-            readout_layer=None,
-            predictors=0,
-            forward="packed",
-            jepa_target_column=None,
-        )
+    return replace(
+        method,
+        objective=StepJEPA.name,
+        step_pairs="all",
+        horizon=1,
+        multi_horizon=None,
+        last_token=None,
+        readout="last",
+        readout_layer=None,
+        predictors=0,
+        forward="packed",
+        jepa_target_column=None,
     )
 
 
@@ -245,7 +242,7 @@ def collect_states(
     views = read_states(
         model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer
     )
-    return States(name, pairs.file, chosen, pairs.rows, views[0], views[1])
+    return States(name, pairs.file, chosen, pairs.rows, *views)
 
 
 @torch.no_grad()
@@ -257,7 +254,7 @@ def read_states(
     layers: Sequence[int] = (FINAL,),
     batch_size: int = 16,
     advance: Advance = lambda count: None,
-    head_layer: int = FINAL,
+    head_layer: int | None = FINAL,
 ) -> np.ndarray:
     """Run a model over examples, and read the states of both views of every pair.
 
@@ -267,7 +264,7 @@ def read_states(
     Args:
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
         collator: with the model's predictors.
-        head_layer: the layer that the predictor head was trained on.
+        head_layer: the layer that the predictor head was trained on; None to leave out the head.
 
     Returns:
         (2, L, P, D) float32, states of the sources and of the targets of all pairs, in the order of the examples.
@@ -276,7 +273,7 @@ def read_states(
         StatesNotFinite: some states are not finite.
     """
     inner: Any = causal_lm(model)
-    device = inner.get_input_embeddings().weight.device
+    device = embedding_rows(inner).device
     predictor = trained_extras(inner).head
     ends = np.cumsum([len(example.pairs) for example in examples])
     views = np.empty(0, np.float32)
