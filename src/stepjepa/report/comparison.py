@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import StepJepaError
@@ -18,7 +17,7 @@ from stepjepa.evaluation.predictions import (
 )
 from stepjepa.evaluation.statistics import conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table
+from stepjepa.report.reading import Reader, ReportedRun, number, table
 from stepjepa.utils.text import written
 
 # Longest question or answer on the page, in characters.
@@ -128,7 +127,7 @@ def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
     for name in evaluation_names(runs):
         before: list[ReportedRun] = []
         for b in ordered:
-            if name not in b.evaluations or not _answers(b.evaluations[name]):
+            if name not in b.evaluations or b.evaluations[name].answers is None:
                 continue
             for a in before:
                 if a is before[0] or (control_of(a) and not control_of(b)):
@@ -136,16 +135,11 @@ def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
             before.append(b)
 
 
-def _answers(evaluation: StoredEvaluation) -> Path | None:
-    return evaluation.predictions or evaluation.likelihoods
-
-
 def _paired(
     name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRun]
 ) -> Iterator[PairedRow]:
-    first, second = _answers(a.evaluations[name]), _answers(b.evaluations[name])
-    if first is None or second is None:
-        return
+    first, second = a.evaluations[name].answers, b.evaluations[name].answers
+    assert first is not None and second is not None
     try:
         metrics = paired_metrics(first, second)
     except StepJepaError as error:

@@ -79,10 +79,15 @@ class StoredEvaluation:
         stale: whether the model in the folder has changed since the evaluation.
     """
 
-    result: dict[str, Any] = field(default_factory=dict)
-    predictions: Path | None = None
-    likelihoods: Path | None = None
-    stale: bool = False
+    result: dict[str, Any]
+    predictions: Path | None
+    likelihoods: Path | None
+    stale: bool
+
+    @property
+    def answers(self) -> Path | None:
+        """The file by which models are compared; None if there is none."""
+        return self.predictions or self.likelihoods
 
 
 @dataclass
@@ -242,12 +247,9 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
         if other_model:
             reader.stale.append(f"{path}: belongs to {other_model}; evaluate the current model")
             name = f"{name} (stale)"
-        evaluation = StoredEvaluation(result, stale=bool(other_model))
-        if (path / "predictions.jsonl").is_file():
-            evaluation.predictions = path / "predictions.jsonl"
-        if (path / f"{NLL}.jsonl").is_file():
-            evaluation.likelihoods = path / f"{NLL}.jsonl"
-        yield name, evaluation
+        files = [path / "predictions.jsonl", path / f"{NLL}.jsonl"]
+        predictions, likelihoods = (file if file.is_file() else None for file in files)
+        yield name, StoredEvaluation(result, predictions, likelihoods, bool(other_model))
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
