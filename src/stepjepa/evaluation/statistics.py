@@ -149,9 +149,8 @@ class Summary:
 
 def summary(values: Sequence[float]) -> Summary:
     """Mean, interval and standard deviation of (n,) finite values, one for each seed."""
-    interval = mean(values)
     sd = stdev(values) if len(values) > 1 else None
-    return Summary(len(values), interval.value, interval.low, interval.high, sd)
+    return Summary(len(values), *mean(values), sd)
 
 
 @dataclass(frozen=True)

@@ -270,10 +270,10 @@ class BatchGenerator(ABC):
                 if request.row not in done
             ]
             if batch:
-                yield self._generate(batch, [prompts[request.row] for request in batch])
+                yield list(self._generate(batch, [prompts[request.row] for request in batch]))
 
     @abstractmethod
-    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> Iterator[Reply]:
         """Answer a batch, given the token ids of its prompts."""
 
 
@@ -299,7 +299,7 @@ class LocalGenerator(BatchGenerator):
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
         self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
 
-    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> Iterator[Reply]:
         lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
         message = (
             f"out of memory with {len(batch)} questions at once; completed work is kept; {lower}"
@@ -319,14 +319,12 @@ class LocalGenerator(BatchGenerator):
                     seed=seed_of(0, *(request.seed for request in batch)),
                     suppressed=self._suppressed,
                 )
-        replies = []
         for request, ids, generation in zip(batch, prompts, generations, strict=True):
             new_ids, stopped, drafts = generation.token_ids, generation.stopped, generation.drafts
             text = mended(self.prompter.response(new_ids, generation.text, ids))
             # The stop token, which `token_ids` lacks, was generated too.
             new_tokens = len(new_ids) + stopped
-            replies.append(Reply(request.row, text, stopped, len(ids), new_tokens, drafts=drafts))
-        return replies
+            yield Reply(request.row, text, stopped, len(ids), new_tokens, drafts=drafts)
 
     def _drafted(self, drafter: Drafter, prompts: Sequence[list[int]]) -> list[Generation]:
         generations = []
@@ -378,18 +376,16 @@ class VllmGenerator(BatchGenerator):
             or None,
         }
 
-    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> Iterator[Reply]:
         params = [
             self._params(temperature=request.temperature, seed=request.seed, **self._sampling)
             for request in batch
         ]
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
-        replies = []
         for request, ids, output in zip(batch, prompts, outputs, strict=True):
             answer = output.outputs[0]
             new_ids = list(answer.token_ids)
             text = mended(self.prompter.response(new_ids, answer.text, ids))
             stopped = answer.finish_reason != "length"
-            replies.append(Reply(request.row, text, stopped, len(ids), len(new_ids)))
-        return replies
+            yield Reply(request.row, text, stopped, len(ids), len(new_ids))

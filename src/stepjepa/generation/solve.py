@@ -187,11 +187,11 @@ def generate(options: GenerateOptions) -> GenerationResult:
     problem_set = read_problems(options)
     problems = problem_set.problems
     fingerprint = digest_of(map(astuple, problems))
-    path = Path(str(options.output_file))
-    solved, unsolved = path, path.with_name(f"{path.stem}.unsolved.jsonl")
-    record_file = path.with_name(f"{path.name}.meta.json")
+    solved = Path(str(options.output_file))
+    unsolved = solved.with_name(f"{solved.stem}.unsolved.jsonl")
+    record_file = solved.with_name(f"{solved.name}.meta.json")
     output = Output(
-        Paths((solved, unsolved), record_file, path.with_suffix(".partial")),
+        Paths((solved, unsolved), record_file, solved.with_suffix(".partial")),
         {**options.deciding(), "data": fingerprint},
         overwrite=options.overwrite,
         inputs=[Path(str(options.file))],
