@@ -114,10 +114,10 @@ def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
             "mlp": _mlp(train, validation, test),
         }
         scale = np.square(test.later).mean() or np.inf
-        ratios = {}
-        for name, states in predicted.items():
-            error = np.square(states - test.later).mean()
-            ratios[name] = float(error / scale)
+        ratios = {
+            name: float(np.square(states - test.later).mean() / scale)
+            for name, states in predicted.items()
+        }
         test_pairs = int(is_test.sum())
         errors[horizon] = PredictionErrors(len(is_test) - test_pairs, test_pairs, **ratios)
     return errors

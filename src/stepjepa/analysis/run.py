@@ -64,11 +64,10 @@ _OWN_FILES = re.compile(
     r"(spectrum|cosine|layers|retrieval|rank_source|rank_target|steps|pca(-.+)?|tsne-.+)\.(png|svg)"
 )
 _NAME = Names(AnalyzeOptions, JEPAOptions)
-# Options of a run that concern its own data files, or the template, which its tokenizer already has.
-_OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
 # Options that decide which views there are. `load_analyzed` takes the predictor options from each model's own run.
 _VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)}
-_VIEWS -= {*_OF_FILES, _NAME.predictors}
+# Columns and `strict_data` concern a run's own data files, and its tokenizer already has its template.
+_VIEWS -= {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data, _NAME.predictors}
 # Those that matter for every objective.
 _CHATS = {_NAME.plain, _NAME.chat_template_kwargs, _NAME.system_prompt, _NAME.max_length}
 # If the user sets an option of a group, none of the group is taken from the run.

@@ -301,26 +301,25 @@ def read_states(
     return views
 
 
-def _read_layers(
-    inner: Any, batch: Batch, layers: Sequence[int]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _read_layers(inner: Any, batch: Batch, layers: Sequence[int]) -> list[list[torch.Tensor]]:
     """States (P, D) of the sources and of the targets of a batch, layer by layer."""
     parts = batch.every_rows
     sizes = [rows.input_ids.numel() for rows in parts]
+    sources, targets = batch.sources, batch.targets
     # Positions of targets in separate rows count from the first of these rows.
-    shift = 0 if batch.target_rows is None else sum(sizes[:-1])
-    sources, targets = batch.sources.positions, batch.targets.positions + shift
+    if batch.target_rows is not None:
+        targets = replace(targets, positions=targets.positions + sum(sizes[:-1]))
+    sides = [sources, targets]
     # The trunks are not computed if no view is read in them.
-    if min(sources.min(), targets.min()) >= sizes[0]:
-        parts, sources, targets = parts[1:], sources - sizes[0], targets - sizes[0]
-    source_reads = replace(batch.sources, positions=sources)
-    target_reads = replace(batch.targets, positions=targets)
+    if min(side.positions.min() for side in sides) >= sizes[0]:
+        parts = parts[1:]
+        sides = [replace(side, positions=side.positions - sizes[0]) for side in sides]
     wanted = [None if layer == FINAL else layer for layer in layers]
     by_part = [layer_states(inner, rows, wanted) for rows in parts]
     read = []
     for layer in wanted:
         states_TD = torch.cat([by_layer[layer] for by_layer in by_part])
-        read.append((read_vectors(states_TD, source_reads), read_vectors(states_TD, target_reads)))
+        read.append([read_vectors(states_TD, side) for side in sides])
     return read
 
 
@@ -340,8 +339,12 @@ def save_states(states: States, path: Path) -> None:
 
     tensors = {"source": states.source, "target": states.target, "rows": states.rows}
     # A single entry, because safetensors writes several entries in any order.
-    about = {"model": states.model, "file": states.file}
-    header = {"version": VERSION, **about, "layers": list(states.layers)}
+    header = {
+        "version": VERSION,
+        "model": states.model,
+        "file": states.file,
+        "layers": list(states.layers),
+    }
     # Written directly to disk, because a copy of several gigabytes in memory is not needed.
     with replacing(path) as temporary:
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})

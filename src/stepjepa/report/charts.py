@@ -15,12 +15,11 @@ from stepjepa.inspect.figure import series_style
 from stepjepa.modeling.card import NO_RESULT
 from stepjepa.report.reading import ReportedRun, number
 
-WIDTH, HEIGHT = 440, 270
 # The rectangle of a chart's lines; the rest is for the tick labels and the title of the axis.
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226
 FRAME = {
-    "width": WIDTH,
-    "height": HEIGHT,
+    "width": 440,
+    "height": 270,
     "left": LEFT,
     "right": RIGHT,
     "top": TOP,
