@@ -339,12 +339,8 @@ def save_states(states: States, path: Path) -> None:
 
     tensors = {"source": states.source, "target": states.target, "rows": states.rows}
     # A single entry, because safetensors writes several entries in any order.
-    header = {
-        "version": VERSION,
-        "model": states.model,
-        "file": states.file,
-        "layers": list(states.layers),
-    }
+    about = {"model": states.model, "file": states.file}
+    header = {"version": VERSION, **about, "layers": list(states.layers)}
     # Written directly to disk, because a copy of several gigabytes in memory is not needed.
     with replacing(path) as temporary:
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
