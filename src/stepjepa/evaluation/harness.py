@@ -22,7 +22,7 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.score import EvaluationResult, earlier_result
 from stepjepa.evaluation.statistics import normal
 from stepjepa.generation.local import config_set_aside
-from stepjepa.generation.output import digest_of, reading_record
+from stepjepa.generation.output import Record, digest_of, reading_record
 from stepjepa.generation.place import load_place
 from stepjepa.utils.terminal import Bar
 
@@ -73,9 +73,7 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
     return result
 
 
-def _run(
-    manager: Any, tasks: list[str], model: nn.Module, target: files.ModelToEvaluate
-) -> dict[str, Any]:
+def _run(manager: Any, tasks: list[str], model: nn.Module, target: files.ModelToEvaluate) -> Record:
     """The report of the harness's `simple_evaluate`. Raises ConfigError: the harness cannot run a task."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -131,7 +129,7 @@ def _as_trained(language_model: Any, prompter: Prompter) -> Any:
     return Model
 
 
-def metrics_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def metrics_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Record]:
     """The results of tasks and their subtasks, with normal intervals from their standard errors."""
     metrics = {}
     for name, values in results.items():

@@ -28,6 +28,7 @@ from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.evaluation.statistics import mean
 from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
+from stepjepa.generation.output import Record
 from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import embedding_rows, output_head, vocabulary_size
@@ -58,8 +59,8 @@ class Likelihoods(NamedTuple):
         rows: index of a question -> the values to store: every metric, and the numbers of tokens.
     """
 
-    metrics: dict[str, dict[str, Any]]
-    rows: dict[int, dict[str, Any]]
+    metrics: dict[str, Record]
+    rows: dict[int, Record]
 
 
 def likelihoods(
@@ -97,7 +98,7 @@ def likelihoods(
         computed.update(zip(batch, losses, strict=True))
         bar.step(len(batch))
     # Back in the order of the file.
-    rows = dict[int, dict[str, Any]]()
+    rows = dict[int, Record]()
     for index in examples:
         by_metric = computed[index]
         rows[index] = {name: loss.mean for name, loss in by_metric.items()}
@@ -189,7 +190,7 @@ def softmax_size(model: nn.Module, prompter: Prompter) -> int:
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
-def summarise(losses: Sequence[TokenLoss], report: DataReport) -> dict[str, Any]:
+def summarise(losses: Sequence[TokenLoss], report: DataReport) -> Record:
     """Summarize a metric: mean per token, perplexity, and the mean over rows with its interval.
 
     Args:

@@ -17,6 +17,7 @@ from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.statistics import (
     Interval,
+    PairedCounts,
     accuracy_difference,
     conclusion,
     mcnemar_p,
@@ -24,7 +25,7 @@ from stepjepa.evaluation.statistics import (
     paired_counts,
     share,
 )
-from stepjepa.generation.output import json_line
+from stepjepa.generation.output import Record, json_line
 from stepjepa.utils.files import json_bytes
 from stepjepa.utils.text import PAGE, one_line, wrapped
 
@@ -91,7 +92,7 @@ class Prediction:
     end_tokens: int | None = None
     drafts: Sequence[int] | None = None
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """The prediction as a line of a file, in plain JSON values."""
         return {
             name: value
@@ -115,7 +116,7 @@ def quoted(text: str | None) -> str:
     return "none" if text is None else repr(one_line(text, _QUOTED))
 
 
-def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[bytes]:
+def record_lines(path: Path, records: Iterable[Record]) -> Iterable[bytes]:
     """Records as lines of a JSONL file, or as one array for a ``.json`` file."""
     if path.suffix == ".json":
         return [json_bytes(list(records), indent=1), b"\n"]
@@ -196,7 +197,7 @@ class PredictionAnalysis:
     kinds: dict[str, int]
     examples: dict[str, list[Prediction]]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """As plain JSON values."""
         return {**asdict(self), "accuracy": self.accuracy._asdict()}
 
@@ -236,13 +237,13 @@ class PairedMetric:
     Attributes:
         difference: the second model's mean minus the first model's; for ``answer_nll`` lower is better.
         n: number of questions for which both models have a value.
-        counts: see `paired_counts`; None unless all values are 0 or 1.
+        counts: None unless all values are 0 or 1.
     """
 
     metric: str
     difference: Interval
     n: int
-    counts: tuple[int, int, int, int] | None = None
+    counts: PairedCounts | None = None
 
 
 @dataclass
@@ -258,15 +259,14 @@ class PredictionComparison:
     a: str
     b: str
     paired: PairedMetric
-    counts: tuple[int, int, int, int]
+    counts: PairedCounts
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """As plain JSON values."""
-        counts = dict(zip(("both", "only_a", "only_b", "neither"), self.counts, strict=True))
         difference = self.paired.difference._asdict()
         return {
             **asdict(self),
-            **counts,
+            **self.counts._asdict(),
             "paired": {"metric": self.paired.metric, "difference": difference},
         }
 

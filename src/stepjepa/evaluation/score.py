@@ -15,7 +15,7 @@ from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.generation.output import Reply, acceptance, acceptance_text
+from stepjepa.generation.output import Record, Reply, acceptance, acceptance_text
 
 
 def drop_unusable(question_set: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
@@ -109,7 +109,7 @@ def prediction_of(
     )
 
 
-def summarise(metric: Metric, predictions: Sequence[Prediction]) -> dict[str, Any]:
+def summarise(metric: Metric, predictions: Sequence[Prediction]) -> Record:
     """Summarize a metric: a share with its Wilson interval, or a mean with its t interval.
 
     A user's function that only returned 0 and 1 gives a share too.
@@ -130,7 +130,7 @@ def summarise(metric: Metric, predictions: Sequence[Prediction]) -> dict[str, An
     return {"kind": metric.kind, **interval._asdict(), "n": n}
 
 
-def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dict[str, Any]:
+def generation_summary(predictions: Sequence[Prediction], seconds: float) -> Record:
     """How the responses ended, their length, and the time; empty without predictions."""
     if not predictions:
         return {}
@@ -163,12 +163,12 @@ class EvaluationResult:
         already: whether an earlier call completed the evaluation.
     """
 
-    metrics: dict[str, dict[str, Any]]
-    generation: dict[str, Any]
-    rows: dict[str, Any]
+    metrics: dict[str, Record]
+    generation: Record
+    rows: Record
     predictions: list[Prediction] = field(default_factory=list)
-    answer_nll: list[dict[str, Any]] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
+    answer_nll: list[Record] = field(default_factory=list)
+    record: Record = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     already: bool = False
 
@@ -190,7 +190,7 @@ class EvaluationResult:
         return "\n".join(lines)
 
 
-def earlier_result(record: dict[str, Any], written: list[Path]) -> EvaluationResult:
+def earlier_result(record: Record, written: list[Path]) -> EvaluationResult:
     """The result of a completed evaluation, from its record.
 
     Raises:

@@ -83,14 +83,25 @@ def normal(value: float, error: float | None) -> Interval:
     return Interval(value, value - half, value + half)
 
 
-def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, int]:
-    """Number of questions that both models, only a, only b, or neither answered right.
+class PairedCounts(NamedTuple):
+    """Number of questions that both models, only a, only b, or neither answered right."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+
+
+def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> PairedCounts:
+    """Count the questions by who answered them right.
 
     Raises:
         ValueError: a and b differ in length.
     """
     counts = Counter(zip(a, b, strict=True))
-    return counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+    return PairedCounts(
+        counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+    )
 
 
 def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:
@@ -242,7 +253,7 @@ def conclusion(
     controlled: bool = False,
     equal_compute: bool = False,
     *,
-    counts: tuple[int, int, int, int] | None = None,
+    counts: PairedCounts | None = None,
     lower_is_better: bool = False,
 ) -> str:
     """The conclusion about two models from their answers to the same questions, in words.
@@ -253,7 +264,7 @@ def conclusion(
         difference: b minus a.
         a, b: names of the models.
         controlled, equal_compute: whether a control with shuffled targets was run, and b was trained at a's compute.
-        counts: for an accuracy, see `paired_counts`.
+        counts: for an accuracy.
         lower_is_better: whether the metric is a loss.
     """
     low, high = difference.low, difference.high

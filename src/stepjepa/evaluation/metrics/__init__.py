@@ -22,6 +22,8 @@ from stepjepa.data.columns import column_value, listed_columns
 from stepjepa.data.options import text_of
 from stepjepa.errors import ConfigError, DataError
 
+# A row of the data: column -> value.
+Row = Mapping[str, Any]
 # Group of the metrics' options in help and messages.
 OPTIONS = "metric"
 # Likelihoods of the reference: over all its tokens, over all but the end of turn, and over only the end of turn.
@@ -110,7 +112,7 @@ class Metric(ABC):
         check_fields(self)
 
     @abstractmethod
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """Score one text.
 
         Args:
@@ -121,7 +123,7 @@ class Metric(ABC):
             DataError: the row has no reference.
         """
 
-    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
+    def score_response(self, generated: str, row: Row, stopped: bool) -> Judgement:
         """Score a response; `stopped` is whether the model ended it by itself. Most metrics only use the text."""
         return self.score(generated, row)
 
@@ -130,7 +132,7 @@ class Metric(ABC):
         if self._worker is not None:
             self._worker.close()
 
-    def pair(self, generated: str, row: Mapping[str, Any]) -> tuple[str, str]:
+    def pair(self, generated: str, row: Row) -> tuple[str, str]:
         """The reference and the generated text, without thinking and surrounding white space. Raises as `reference` does."""
         return self.reference(row).strip(), answer_of(generated).strip()
 
@@ -140,7 +142,7 @@ class Metric(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def reference(self, row: Mapping[str, Any]) -> str:
+    def reference(self, row: Row) -> str:
         """The text of the first reference column that has text, without thinking; numbers are converted to text.
 
         Raises:
@@ -188,7 +190,7 @@ class CustomMetric(Metric):
             raise ConfigError(f"{OPTIONS} {self.target} is not a function")
         self._function: Callable[[str, str, dict[str, Any]], Any] = function
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """The value of the function; True counts as 1 and False as 0.
 
         Raises:

@@ -27,7 +27,7 @@ from stepjepa.data.answers import (
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, verdict
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 # Most characters passed to math-verify: of an answer, or of the end of a text that it searches for formulas.
@@ -41,7 +41,7 @@ class Exact(Metric):
     name = "exact"
     why_wrong: ClassVar[str] = "a different text"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the text is right."""
         gold, answer = self.pair(generated, row)
         return verdict(self.is_right(answer, gold), gold, answer, self.why_wrong)
@@ -89,11 +89,11 @@ class Stopped(Metric):
 
     name = "stopped"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """Always 0: a text alone does not show how it ended, see `score_response`."""
         return self.score_response(generated, row, stopped=False)
 
-    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
+    def score_response(self, generated: str, row: Row, stopped: bool) -> Judgement:
         """1 if the model ended the response."""
         return Judgement(float(stopped), None, generated.strip(), "" if stopped else "cut off")
 
@@ -109,7 +109,7 @@ class TextAfter(Metric):
     kind = "count"
     higher_is_better = False
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """The number of characters; NaN if the reference does not occur."""
         gold, answer = self.pair(generated, row)
         _, occurs, after = answer.partition(gold)
@@ -128,7 +128,7 @@ class TaskAnswer(Metric):
     # Name of a method of the task.
     rule = "solves"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the answer is right. Raises DataError: the row does not belong to a built-in task."""
         gold, answer = self.pair(generated, row)
         # A task trusts the columns that it wrote itself; rows of a user's file may lack them or have other types.
@@ -165,7 +165,7 @@ class FinalAnswer(Metric):
     # Longest line, in characters, that is itself a final answer.
     longest_bare = 80
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the final answers match."""
         gold, answer = self.final_reference(row), final_answer(generated)
         if gold is None:
@@ -174,7 +174,7 @@ class FinalAnswer(Metric):
             return Judgement(0.0, gold, None, "no answer found")
         return verdict(answers_match(answer, gold), gold, answer, "a different answer")
 
-    def final_reference(self, row: Mapping[str, Any]) -> str | None:
+    def final_reference(self, row: Row) -> str | None:
         """The final answer in the reference; None if the reference has none. Raises DataError: the row has no reference."""
         reference = self.reference(row).strip()
         if (
@@ -187,7 +187,7 @@ class FinalAnswer(Metric):
         return reference
 
 
-def fitting_metric(row: Mapping[str, Any]) -> str:
+def fitting_metric(row: Row) -> str:
     """The name of the metric that suits a row, by its built-in task or by the marks of its final answer."""
     if row.get("task") in TASKS:
         return TaskAnswer.name
@@ -228,7 +228,7 @@ class MathAnswer(FinalAnswer):
             )
         self._worker = Worker(same_value, imports="math_verify")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the answers are equal."""
         generated = answer_of(generated)
         gold, answer = self.final_reference(row), final_answer(generated)
@@ -321,7 +321,7 @@ class MultipleChoice(Metric):
     name = "multiple_choice"
     columns = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the same option is chosen."""
         options = _options(row)
         gold = _reference_label(self.reference(row), options)
@@ -343,7 +343,7 @@ def _reference_label(reference: str, options: Mapping[str, str]) -> str | None:
     return _chosen(reference, options)
 
 
-def _options(row: Mapping[str, Any]) -> dict[str, str]:
+def _options(row: Row) -> dict[str, str]:
     """Label -> text of the row's options; empty if the row lists none.
 
     Raises:

@@ -27,16 +27,18 @@ from __future__ import annotations
 import re
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any, Literal
+from typing import Literal
 
 from stepjepa.config.option import option
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row
 
 WordBoundary = Literal["zero_width", "letter"]
+# Smallest and largest number of repetitions; None for no upper bound.
+Turns = tuple[int, int | None]
 # Characters of a pattern.
 LONGEST_PATTERN = 2_000
 
@@ -210,7 +212,7 @@ class _Reader:
         return part
 
 
-def _turns(token: str) -> tuple[int, int | None]:
+def _turns(token: str) -> Turns:
     """Smallest and largest number of repetitions of a token such as ``{2,}``."""
     if token in _REPEATS:
         return _REPEATS[token]
@@ -312,7 +314,7 @@ class Expression:
     nulls: int
     parts: tuple[Expression, ...]
     mask: int
-    turns: tuple[int, int | None]
+    turns: Turns
 
 
 class Expressions:
@@ -386,7 +388,7 @@ class Expressions:
         nulls: int,
         parts: tuple[Expression, ...] = (),
         mask: int = 0,
-        turns: tuple[int, int | None] = (1, 1),
+        turns: Turns = (1, 1),
     ) -> Expression:
         # Looked up by value: equal expressions must be one object, because states are compared by identity.
         self.spend(4 + len(parts))
@@ -477,7 +479,7 @@ class RegexEquivalence(Metric):
 
     name = "regex_equivalence"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the languages are the same."""
         gold, answer = self.pair(generated, row)
         if not answer:

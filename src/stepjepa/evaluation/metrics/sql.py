@@ -6,7 +6,6 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 from stepjepa.config.option import Names, option
 from stepjepa.data.blocks import answer_of
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
@@ -75,7 +74,7 @@ class SqlExecution(Metric):
             raise ConfigError(f"{_NAME.db_folder} {self.db_folder}: no such folder")
         self._worker = Worker(compare)
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if both queries return the same rows.
 
         Raises:
@@ -95,7 +94,7 @@ class SqlExecution(Metric):
             note, undecided = f"unknown: {error}", "unknown"
         return Judgement(float(not note), gold, answer, note, undecided)
 
-    def _database(self, row: Mapping[str, Any]) -> Path:
+    def _database(self, row: Row) -> Path:
         """The file of a row's database."""
         if row.get("db_path"):
             files = [Path(self.db_folder or "") / str(row["db_path"])]
@@ -121,7 +120,7 @@ class SqlExecution(Metric):
 _NAME = Names(SqlExecution)
 
 
-def _database_name(row: Mapping[str, Any]) -> str:
+def _database_name(row: Row) -> str:
     if row.get("db_id"):
         return str(row["db_id"])
     for turn in row.get("messages") or ():
