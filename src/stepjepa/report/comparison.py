@@ -17,7 +17,7 @@ from stepjepa.evaluation.predictions import (
 )
 from stepjepa.evaluation.statistics import conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.report.reading import Reader, ReportedRun, number, table
+from stepjepa.report.reading import Reader, Record, ReportedRun, number, table
 from stepjepa.utils.text import written
 
 # Longest question or answer on the page, in characters.
@@ -204,7 +204,7 @@ def difference_cells(paired: PairedMetric) -> tuple[str, str]:
 # Answers side by side
 
 
-def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> list[dict[str, Any]]:
+def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> list[Record]:
     """The answers of every evaluation, as JSON for the page.
 
     An entry has a ``name``; ``models`` with a label, a metric, and a letter per question (``r`` right, ``w`` wrong, ``u``
@@ -226,9 +226,7 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
     return sets
 
 
-def _prediction_set(
-    name: str, answers: Mapping[str, Sequence[Prediction]], most: int
-) -> dict[str, Any]:
+def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most: int) -> Record:
     # A question is identified by its row and its text: models may have been evaluated on different rows.
     by_question = [
         {(each.index, each.question): each for each in predictions}

@@ -22,10 +22,12 @@ from stepjepa.utils.files import digest, model_parts, parse_object
 from stepjepa.utils.text import labels_of
 
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
+# A JSON object.
+Record = dict[str, Any]
 T = TypeVar("T")
 
 
-def table(value: object, *keys: str) -> dict[str, Any]:
+def table(value: object, *keys: str) -> Record:
     """The object at a path of keys; empty if it is missing, or is not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -63,7 +65,7 @@ class Reader:
             self.problems.append(f"{path}: cannot be read ({reason}), and is left out")
             return None
 
-    def object(self, path: Path) -> dict[str, Any]:
+    def object(self, path: Path) -> Record:
         """The object in a JSON file; empty if it does not exist or cannot be parsed."""
         return self.read(path, parse_object) or {}
 
@@ -79,7 +81,7 @@ class StoredEvaluation:
         stale: whether the model in the folder has changed since the evaluation.
     """
 
-    result: dict[str, Any]
+    result: Record
     predictions: Path | None
     likelihoods: Path | None
     stale: bool
@@ -108,14 +110,14 @@ class ReportedRun:
 
     label: str
     path: Path
-    record: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    record: Record = field(default_factory=dict)
+    settings: Record = field(default_factory=dict)
     data: list[str] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    metrics: Record = field(default_factory=dict)
+    history: list[Record] = field(default_factory=list)
     unfinished: bool = True
     evaluations: dict[str, StoredEvaluation] = field(default_factory=dict)
-    trained: dict[str, Any] = field(default_factory=dict)
+    trained: Record = field(default_factory=dict)
     scored: bool = False
 
     @property
@@ -140,8 +142,8 @@ class ReportedStudy:
     verdicts: list[str] = field(default_factory=list)
     tables: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    code: dict[str, Any] = field(default_factory=dict)
-    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    code: Record = field(default_factory=dict)
+    arms: dict[str, Record] = field(default_factory=dict)
 
 
 @dataclass
@@ -208,7 +210,7 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     )
 
 
-def _options(content: bytes) -> dict[str, Any]:
+def _options(content: bytes) -> Record:
     """The values in a YAML file of options."""
     tree = parse_tree(content.decode("utf-8-sig"), "resolved.yaml")
     return {name: node.value for name, node in tree.mapping("options").items()}
@@ -223,7 +225,7 @@ def data_lines(reports: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _log(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _log(record: Mapping[str, Any]) -> list[Record]:
     log = record.get("log_history")
     return [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
 

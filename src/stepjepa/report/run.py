@@ -33,7 +33,15 @@ from stepjepa.report.charts import (
     quantities,
 )
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
-from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
+from stepjepa.report.reading import (
+    Found,
+    Record,
+    ReportedRun,
+    ReportedStudy,
+    number,
+    read_folders,
+    table,
+)
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import clock, counted, scaled, written
 from stepjepa.version import __version__
@@ -164,7 +172,7 @@ class Overview:
 
     title: str
     compared: list[str]
-    columns: dict[str, dict[str, Any]]
+    columns: dict[str, Record]
     groups: dict[str, list[ReportedRun]]
     shown: list[ReportedRun]
     note: str = ""
@@ -333,7 +341,7 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
+def _versions(record: Mapping[str, Any]) -> Record:
     """The versions, machine, date and command of a run."""
     return {name: record.get(name) for name in (*_VERSIONS, *_OWN)} | table(record, "machine")
 
