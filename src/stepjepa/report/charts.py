@@ -7,7 +7,7 @@ and need no extra package.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,8 +38,6 @@ MOST_POINTS = 400
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
 # (step, value)
 Point = tuple[float, float]
-# Key of the log -> points of one run or arm.
-PointsOf = Callable[[str], list[Point]]
 
 
 @dataclass(frozen=True)
@@ -126,8 +124,14 @@ def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
     return titles
 
 
-def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str]) -> Iterator[Chart]:
-    """A chart for each quantity (key -> title) that any run (name, key -> points) logged, in training or evaluation."""
+def make_charts(
+    groups: Mapping[str, Sequence[ReportedRun]], titles: Mapping[str, str]
+) -> Iterator[Chart]:
+    """A chart for each quantity (key -> title) that any run logged, in training or evaluation.
+
+    Args:
+        groups: name of a line -> the runs whose mean it shows.
+    """
     for key, title in titles.items():
         kinds = (
             {"evaluation": key}
@@ -135,9 +139,9 @@ def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str])
             else {"training": key, "evaluation": f"eval_{key}"}
         )
         series = []
-        for index, (name, points_of) in enumerate(runs):
+        for index, (name, runs) in enumerate(groups.items()):
             for kind, log_key in kinds.items():
-                points = points_of(log_key)
+                points = mean_points([run.history for run in runs], log_key)
                 if points:
                     series.append((index, name, kind, points))
         if series:

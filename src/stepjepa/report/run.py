@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,10 +25,8 @@ from stepjepa.inspect.html import base_style, page_policy, script_json, write_pa
 from stepjepa.modeling.card import collapse_words, logged_collapse
 from stepjepa.report.charts import (
     FRAME,
-    PointsOf,
     history_points,
     make_charts,
-    mean_points,
     quantities,
 )
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
@@ -184,10 +181,8 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
     """The HTML of the page, in ASCII, and the paragraphs that state the conclusion."""
     runs, study, reader = reported.runs, reported.study, reported.reader
     overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
-    curves: list[tuple[str, PointsOf]] = []
-    for name, group in list(overview.groups.items())[:_MOST_ARMS]:
-        curves.append((name, partial(mean_points, [run.history for run in group])))
-    drawn = list(make_charts(curves, quantities(runs)))
+    groups = dict(list(overview.groups.items())[:_MOST_ARMS])
+    drawn = list(make_charts(groups, quantities(runs)))
     paired = list(paired_rows(overview.shown))
     answer = [row.headline for row in paired if row.headline]
     if study is not None and (len(overview.seeds) > 1 or not answer):
