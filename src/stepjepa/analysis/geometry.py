@@ -9,7 +9,7 @@ Shapes: N pairs, D width, C rows of a block.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,7 +154,9 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
     # Collapsed states have cosines near 1: sums of squares around a value near the mean lose no digits to cancellation.
     centre = aligned_N.mean()
     total = squares = 0.0
-    for rows in _blocks(n):
+    size = max(1, _BLOCK // n)
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
         cosine_CN = source_ND[rows] @ target_ND.T
         aligned_C1 = aligned_N[rows, None]
         nearer_N[rows] = (cosine_CN > aligned_C1 + TIE).sum(axis=1)
@@ -248,12 +250,6 @@ def unit_rows(states: np.ndarray) -> np.ndarray:
     states_ND = np.asarray(states, dtype=np.float64)
     length_N1 = np.linalg.norm(states_ND, axis=1, keepdims=True)
     return np.divide(states_ND, length_N1, out=np.zeros_like(states_ND), where=length_N1 > 0)
-
-
-def _blocks(rows: int) -> Iterator[slice]:
-    size = max(1, _BLOCK // rows)
-    # NumPy ends the last slice with the array.
-    return (slice(start, start + size) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True)

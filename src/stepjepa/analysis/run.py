@@ -168,9 +168,8 @@ class _Collection:
         if trained is not None:
             how = f"--{_NAME.objective} {self._method.objective}"
             bar.say(f"views    as in the training of {trained.name}, unless given: {how}")
-            settled = read_record(
-                trained
-            ).steps.splitter  # what step_splitter=auto meant for its data
+            # What step_splitter=auto meant for the data of the training.
+            settled = read_record(trained).steps.splitter
             if settled and self._method.step_splitter == "auto":
                 self._splitter = make_splitter(settled, self._method.step_separator)
         if objective_of(self._method).sampled:
