@@ -56,22 +56,19 @@ class Place:
     folder: Path | None
     base: str | None = None
 
-    @property
-    def run_folder(self) -> Path | None:
-        """The folder with the records of training: the model's own folder, or for a checkpoint the run's folder."""
-        folder = self.folder
-        # A folder with a run.json is a run, whatever its name.
-        if (
-            folder is None
-            or not folder.resolve().name.startswith("checkpoint-")
-            or (folder / "run.json").exists()
-        ):
-            return folder
-        return folder.resolve().parent
-
     def record(self, name: str) -> dict[str, Any]:
-        """A record of training by its file name; empty if it is missing or cannot be read."""
-        return {} if self.run_folder is None else read_object(self.run_folder / name)
+        """A record of training by its file name, for a checkpoint from the run's folder.
+
+        Empty if it is missing or cannot be read.
+        """
+        folder = self.folder
+        if folder is None:
+            return {}
+        # A folder with a run.json is a run, whatever its name.
+        is_checkpoint = folder.resolve().name.startswith("checkpoint-")
+        if is_checkpoint and not (folder / "run.json").exists():
+            folder = folder.resolve().parent
+        return read_object(folder / name)
 
     @property
     def settings(self) -> dict[str, Any]:
