@@ -80,9 +80,7 @@ def test_results_of_another_model_are_marked(tmp_path):
         *(["test", metric, "regular"] for metric in ("gsm8k", "answer_nll")),
         *(["test (stale)", metric, "step"] for metric in ("gsm8k", "answer_nll")),
     ]
-    why = (
-        f"Stale: {b / 'evaluation-test'}: belongs to the model before this run was resumed; evaluate the current model"
-    )
+    why = f"Stale: {b}/evaluation-test: belongs to the model before this run was resumed; evaluate the current model"
     assert why in read.text("answer") and "Nothing can be concluded" in read.text("answer")
     assert "Paired differences" not in read.tables
 

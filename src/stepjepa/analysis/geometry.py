@@ -296,7 +296,7 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
 def collapsed(signs: Iterable[CollapseSign]) -> bool:
     """Whether signs amount to collapse: a low rank, or a cone in which matched pairs do not differ from other pairs.
 
-    A cone alone, or alike pairs alone, also occur in models that were never trained on pairs.
+    A cone by itself, or alike pairs by themselves, also occur in models that were never trained on pairs.
     """
     names = {sign.name for sign in signs}
     return "low_rank" in names or {"cone", "pairs_alike"} <= names

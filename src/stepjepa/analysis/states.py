@@ -6,7 +6,7 @@
     target   (L, N, D) float32   states of the target views; row i of both is a pair
     rows     (N,) int64          row of each pair in `file`, counted from 0
 
-The metadata have, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
+Its metadata has, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
 list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
 
 Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
