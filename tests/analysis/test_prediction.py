@@ -59,9 +59,7 @@ def test_a_bend_is_seen_by_the_mlp_alone():
 def test_walks_are_the_trunks_own_states(tokenizer, objective):
     """Against a plain forward pass of every chat, read at the last token of every step."""
     rows = RowSource(step_rows(6))
-    method = every_step(
-        JEPAOptions(objective=objective, predictors=2, readout="mean", step_splitter="separator")
-    ).options
+    method = every_step(JEPAOptions(objective=objective, predictors=2, readout="mean", step_splitter="separator"))
     settings = settings_for(rows, method)
     examples, places = walks_of(read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings))
     model = tiny_model("llama", vocab_size=len(tokenizer))

@@ -167,9 +167,9 @@ def test_layers_without_a_known_name(bpe_tokenizer):
 def test_states_that_are_not_finite_and_too_few_pairs(model, bpe_tokenizer):
     with torch.no_grad():
         final_norm(model).weight[0] = float("nan")
-    with pytest.raises(DataError, match="m: some states are not finite; its weights are broken"):
+    with pytest.raises(DataError, match="m: some states are not finite; the weights are broken"):
         collect_states(model, "m", read(bpe_tokenizer, CHATS))
-    with pytest.raises(DataError, match="1 pairs for llm_jepa; at least two are needed"):
+    with pytest.raises(DataError, match="1 pair for llm_jepa; at least two are needed"):
         read(bpe_tokenizer, CHATS[:1])
     with pytest.raises(DataError, match="0 pairs for step_jepa.* 3 the answer has fewer than two steps"):
         read(bpe_tokenizer, CHATS, "step_jepa")
@@ -207,8 +207,8 @@ def test_states_of_other_layers_or_rows(states):
     assert np.array_equal(states.layer(2)[1], states.target[1])
     check_alike({"a": states, "b": replace(states, model="other")})
     for other, message in (
-        (replace(states, rows=states.rows[::-1].copy()), "and not of the same rows"),
-        (replace(states, file="other.jsonl"), "those of b of 4 of other.jsonl"),
+        (replace(states, rows=states.rows[::-1].copy()), "and the rows differ"),
+        (replace(states, file="other.jsonl"), "those of b to 4 of other.jsonl"),
     ):
         with pytest.raises(DataError, match=message):
             check_alike({"a": states, "b": other})
@@ -234,7 +234,7 @@ def test_each_horizon_is_read_with_its_own_predictors_and_head(tmp_path, bpe_tok
         assert torch.equal(found.model.jepa.predictors.weight, rows_GKD[groups].flatten(0, 1))
         for network, group in zip(found.model.jepa.head.layers, groups, strict=True):
             assert torch.equal(network[0].weight, saved[f"head.layers.{group}.0.weight"])
-    with pytest.raises(ConfigError, match="separate predictors for the horizons 3, 1; give one with --horizon"):
+    with pytest.raises(ConfigError, match="separate predictors for the horizons 3, 1; give one of them with --horizon"):
         loaded(step_pairs="plan", horizon=2)
 
     shared = {

@@ -59,7 +59,7 @@ def test_the_filter(open_page, pair):
     for label, left in (("both right", ["0"]), ("only A", ["1", "4"]), ("only B", ["2"]), ("both wrong", ["3"])):
         choose(page, label)
         assert questions(page) == left
-        shown = f"A is regular, B is step. Right is what gsm8k calls right. {len(left)} questions"
+        shown = f"A is regular, B is step. Answers are judged by gsm8k. {len(left)} questions"
         assert page.inner_text("#shown").startswith(shown)
     choose(page, "all")
     assert questions(page) == list("01234")
@@ -67,7 +67,7 @@ def test_the_filter(open_page, pair):
     assert first.locator(".judged").all_inner_texts() == ["right", "right"]
     assert page.locator(".card").nth(1).locator(".judged").all_inner_texts() == ["right", "wrong"]
     page.fill('input[type="search"]', "TEXT 4")
-    assert questions(page) == ["4"] and "1 hold the words" in page.inner_text("#shown")
+    assert questions(page) == ["4"] and "1 contain the search text" in page.inner_text("#shown")
     page.fill('input[type="search"]', "")
     page.focus('input[name="kind"]:checked')
     page.keyboard.press("ArrowRight")

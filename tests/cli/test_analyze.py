@@ -147,7 +147,7 @@ def test_nothing_is_lost(analyze, file, runs, tmp_path):
     analyze(*words)
     (tmp_path / "o" / "own.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()}
-    assert "exists already; give another folder, or replace it with --overwrite_output_dir" in analyze(*words, status=2)
+    assert "already exists; give another folder, or replace it with --overwrite_output_dir" in analyze(*words, status=2)
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text((runs / "b" / "config.json").read_text())
@@ -174,7 +174,7 @@ def test_kept_predictors(analyze, file, runs, tmp_path):
     assert np.abs(states.source - without.source).max() > 0.1
     np.testing.assert_allclose(states.target, without.target, atol=1e-3)  # rotary positions: two on is the same
     out = analyze(file, "--models", runs / "kept", "--predictors", 3, "--layers", -1, "--output_dir", "q")
-    assert "it does not hold 3 predictor tokens" in out and "; no predictors" in out
+    assert "it lacks 3 predictor tokens" in out and "; no predictors" in out
 
 
 def test_views_of_a_run_and_other_ones(analyze, file, runs, tmp_path):
@@ -184,7 +184,7 @@ def test_views_of_a_run_and_other_ones(analyze, file, runs, tmp_path):
     out = analyze(file, "--models", run, *words, "o")
     assert "views    as in the training of" in out and "it was trained with" not in out
     out = analyze(file, "--models", run, "--system_prompt", "none", *words, "r")
-    assert "it was trained with --system_prompt Be., and is read with None" in out
+    assert "it was trained with --system_prompt Be., but is read with None" in out
 
 
 def trained_as(folder, source, splitter="", **settings):
@@ -207,7 +207,7 @@ def test_the_views_are_those_of_the_runs_own_training(analyze, file, runs, tmp_p
     step = trained_as(tmp_path / "step", runs / "b", "separator", **own)
     words = ["--layers", -1, "--output_dir"]
     out = analyze(file, "--models", regular, step, *words, "own")
-    assert f"views    as in the training of {step}, where not given: --objective step_jepa" in out
+    assert f"views    as in the training of {step}, unless given: --objective step_jepa" in out
     assert own.items() <= views_in(tmp_path / "own").items()
     given = analyze(file, "--models", step, "--step_jepa", "--step_pairs", "all", "--horizon", 2, *words, "given")
     assert given.splitlines()[0].split(" of ")[0] == out.splitlines()[0].split(" of ")[0]
@@ -225,7 +225,7 @@ def test_the_views_are_those_of_the_runs_own_training(analyze, file, runs, tmp_p
     assert (found["objective"], found["max_length"]) == ("llm_jepa", 77)
     mine = trained_as(tmp_path / "mine", runs / "a", objective="mine.py:Mine")
     error = analyze(file, "--models", mine, *words, "x", status=2)
-    assert "whose file is not run because a folder names it; give --objective mine.py:Mine" in error
+    assert "which runs only if you name it; give --objective mine.py:Mine" in error
 
 
 def test_steps_are_split_as_the_run_settled_it(analyze, runs, tmp_path):
@@ -245,6 +245,6 @@ def test_a_runs_folder_is_no_place_for_an_analysis(analyze, file, runs, tmp_path
     run = trained_as(tmp_path / "run", runs / "a", objective="regular")
     before = sorted(path.name for path in run.iterdir())
     error = analyze(file, "--models", run, "--layers", -1, "--output_dir", run, status=2)
-    assert "holds a run or a model, which an analysis must not change; give another folder, such as" in error
+    assert "contains a run or a model, which an analysis must not change; give another folder, such as" in error
     assert sorted(path.name for path in run.iterdir()) == before
     analyze(file, "--models", run, "--layers", -1, "--output_dir", run / "analysis")

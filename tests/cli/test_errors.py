@@ -182,7 +182,7 @@ MODELS = [
     ("evaluate runs/stpe rows.jsonl --metric gsm8k", "--model_name runs/stpe: no such folder; did you mean runs/step?"),
     ("evaluate ./rows.jsonl rows.jsonl --metric exact", "is a file; give the model's folder, or a GGUF file"),
     ("evaluate bare rows.jsonl --metric exact", "no model in this folder"),
-    ("evaluate unfinished rows.jsonl --metric exact", "the run has not ended: give unfinished/checkpoint-10"),
+    ("evaluate unfinished rows.jsonl --metric exact", "the run has not ended: use unfinished/checkpoint-10"),
     ("evaluate two_gguf rows.jsonl --metric exact", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give"),
     ("evaluate no_tokenizer rows.jsonl --metric exact", "the folder has no tokenizer (tokenizer.json, tokenizer_"),
     ("evaluate no_weights rows.jsonl --metric exact", "the folder has no weights (model.safetensors)"),

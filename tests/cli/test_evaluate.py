@@ -146,7 +146,7 @@ def test_a_finished_evaluation(evaluate, home):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert set(before) == {"metrics.json", "predictions.jsonl"}
     said = evaluate("run", *METRICS)
-    assert said.startswith("complete already") and str(folder / "predictions.jsonl") in said
+    assert said.startswith("already complete") and str(folder / "predictions.jsonl") in said
     assert " of 12)" in said and "nats per token" in said and "did not stop" in said
     assert "max_examples none, not 3" in evaluate("run", *METRICS, "--max_examples", "3", status=2)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -169,7 +169,7 @@ def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_pa
     with monkeypatch.context() as patched:
         without_model(patched)
         said = evaluate("run", "--metric", "gsm8k", "exact", output="out")
-        assert "\nexact  " in said and "complete already" not in said
+        assert "\nexact  " in said and "already complete" not in said
         rows, found = of(tmp_path / "out")
         likelihoods = ("answer_nll", "content_nll", "end_nll", "answer_tokens", "end_tokens")
         assert rows == [{name: row[name] for name in row if name not in likelihoods} for row in whole[0]]
@@ -181,7 +181,7 @@ def test_a_further_metric_scores_the_stored_answers_again(evaluate, home, tmp_pa
         rows, found = of(tmp_path / "out")
         assert list(found["metrics"]) == ["exact", "gsm8k"] == found["settings"]["metric"]
         assert [row["correct"] for row in rows] == [row["scores"]["exact"] == 1.0 for row in rows]
-        assert evaluate("run", "--metric", "exact", "gsm8k", output="out").startswith("complete already")
+        assert evaluate("run", "--metric", "exact", "gsm8k", output="out").startswith("already complete")
         options = ["--metric_options", '{"reference_column": "ground_truth"}']
         assert "was made with metric_options" in evaluate("run", "--metric", "exact", *options, output="out", status=2)
     assert (tmp_path / "out" / "predictions.jsonl").is_file() and len(list((tmp_path / "out").iterdir())) == 2

@@ -48,7 +48,7 @@ def test_tasks_are_an_evaluation_with_intervals(home, capsys, monkeypatch):
     assert (one["kind"], one["value"], one["stderr"], one["n"]) == ("score", 0.5, 0.1, 6)
     assert found["metrics"]["sums exact_match strict"]["low"] is None and found["versions"]["lm_eval"] == "0.4.13"
     # What reads evaluations reads these.
-    assert evaluate(capsys, "a", *flags).startswith("complete already") and len(seen) == 1
+    assert evaluate(capsys, "a", *flags).startswith("already complete") and len(seen) == 1
     assert "harness_fewshot 2, not none" in evaluate(capsys, "a", *flags[:4], *flags[6:], status=2)
     assert main(["report", "a", "--output_file", "report.html"]) == 0
     page = (home / "report.html").read_text()

@@ -75,7 +75,7 @@ def test_one_file(file):
     assert found.kinds == {"cut_off": 1, "wrong": 1} and [one.index for one in found.examples["wrong"]] == [3]
     text = str(found)
     assert "5 answers, 3 right, 2 wrong" in text and "60.0 % (23.1 to 88.2)" in text
-    assert "1   50.0 %  another answer" in text
+    assert "1   50.0 %  a different answer" in text
     record = json.loads(json.dumps(found.record()))
     assert record["accuracy"]["value"] == 0.6 and record["examples"]["wrong"][0]["question"] == "Question 3?"
 
@@ -127,7 +127,7 @@ def test_all_metrics_that_two_files_share_are_paired(file):
     asked = [{**row, "question": f"Q{row['index']}"} for row in rows]
     (likelihood,) = paired_metrics(file(asked, "c.jsonl"), file(alone, "d.jsonl"))
     assert (likelihood.metric, likelihood.difference.value) == ("answer_nll", 1.0)
-    with pytest.raises(DataError, match="no metric in both: .*e.jsonl has prefix, .*a.jsonl exact, rouge, answer_nll"):
+    with pytest.raises(DataError, match="share no metric: .*e.jsonl has prefix, .*a.jsonl has exact, rouge, answer_"):
         one = predictions([True] * 4, scores=lambda index, right: {"prefix": 1.0})
         paired_metrics(file(one, "e.jsonl"), file(rows))
 
@@ -162,8 +162,8 @@ def test_predictions_of_other_programs(tmp_path):
 def test_broken_files(tmp_path):
     path, good = tmp_path / "broken.json", '"question": "a", "generated_response": "b"'
     for text, words in {
-        "": "holds no predictions",
-        "[]": "holds no predictions",
+        "": "contains no predictions",
+        "[]": "contains no predictions",
         '{"question": "a"}\n': "line 1: is not a prediction: it has no text 'generated_response'",
         f'{{{good}, "index": "3"}}\n': "index is '3'",
         f'[{{{good}, "correct": 1}}]': "row 0: is not a prediction: correct is 1",

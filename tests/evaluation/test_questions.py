@@ -73,7 +73,7 @@ def test_every_row_is_counted():
     assert (found.rows_read, found.own_system_prompts, [one.index for one in found.questions]) == (5, 1, [0, 4])
     assert found.rows_skipped == {"no_assistant_message": 1, "no_user_message": 1, "no_known_columns": 1}
     lines = found.skipped_lines()
-    assert "skipped 1: no user message before the answer (first: list row 2: no message of the user" in "\n".join(lines)
+    assert "skipped 1: no user message before the answer (first: list row 2: no user message" in "\n".join(lines)
     assert len(read(rows, limit=1).questions) == 1 and read(rows, limit=2).rows_read == 2
     with pytest.raises(DataError, match="none of 2 rows can be evaluated on; skipped.*first: list row 0"):
         drop_unusable(read(rows[2:4]), [], None)
@@ -98,7 +98,7 @@ def test_system_messages():
             assert one.prompt == [*first, {"role": "user", "content": "a"}]
             assert one.chat == [*one.prompt, {"role": "assistant", "content": "b"}]
     chosen = SystemPrompt("A", False, "'A', as in training")
-    assert chosen.line(3, 4).endswith("as in training; 3 of 4 rows have another in the file, which is replaced")
+    assert chosen.line(3, 4).endswith("as in training; 3 of 4 rows have one in the file, which is replaced")
     assert chosen.line(0, 1).endswith("as in training")
     assert OWN._replace(origin="the file's own").line(3, 4).endswith("the file's own; 3 of 4 rows keep their own")
 

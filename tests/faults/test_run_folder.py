@@ -174,7 +174,7 @@ def test_evaluations_of_an_earlier_model_are_not_reported_as_this_ones(ended, tm
         capsys.readouterr()
         assert main(["report", str(out), "--output_file", str(tmp_path / "page.html"), "--overwrite"]) == 0
         said = capsys.readouterr()
-        return "evaluation-test: is of an earlier model in this folder" in said.out + said.err
+        return "evaluation-test: belongs to an earlier model in this folder" in said.out + said.err
 
     assert main(evaluate) == 0 and not reported() and "answer_nll" in (tmp_path / "page.html").read_text()
     assert resume(out, *CONSTANT, "--max_steps", STEPS + 2) == 0 and reported()

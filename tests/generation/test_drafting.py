@@ -99,7 +99,7 @@ def test_a_state_that_cannot_be_cut_back_is_refused():
     config = transformers.MambaConfig(
         vocab_size=96, hidden_size=32, num_hidden_layers=2, bos_token_id=1, eos_token_id=2
     )
-    with pytest.raises(ConfigError, match="the cache of MambaForCausalLM cannot be cut back"):
+    with pytest.raises(ConfigError, match="the cache of MambaForCausalLM cannot be cropped"):
         drafter_of(transformers.MambaForCausalLM(config).eval(), "next_latent").check()
 
 

@@ -328,17 +328,17 @@ NOWHERE = "http://127.0.0.1:9/v1"
     [
         ('{"q": 1}\n', "", "none of 1 rows can be asked"),
         (ROW, "--temperature 0", "every attempt would give the same response"),
-        (ROW, "--prompt_template Solve", "it must hold {question}"),
+        (ROW, "--prompt_template Solve", "it must contain {question}"),
         (ROW, "--output_file out.json", "must end in .jsonl"),
         (ROW, "--output_file none", "--output_file must be given"),
         (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
         (ROW, "--model_name none", "--model_name must be given"),
         (ROW, "--base_url none", "needs --base_url"),
-        (ROW, "--base_url http://[::1/v1", "takes an address alone"),
-        (ROW, "--base_url localhost:8000", "takes an address alone"),
-        (ROW, "--base_url http://me:pw@host/v1", "a key goes into --api_key_env"),
-        (ROW, "--api_key_env BROKEN_KEY", "no variable of that name holds a key"),
-        (ROW, "--api_key_env sk-proj-abc", "no variable of that name holds a key"),
+        (ROW, "--base_url http://[::1/v1", "takes only an address"),
+        (ROW, "--base_url localhost:8000", "takes only an address"),
+        (ROW, "--base_url http://me:pw@host/v1", "pass a key with --api_key_env"),
+        (ROW, "--api_key_env BROKEN_KEY", "no variable of that name has a key"),
+        (ROW, "--api_key_env sk-proj-abc", "no variable of that name has a key"),
     ],
 )
 def test_one_clear_line(text, flags, said, tmp_path, capsys, monkeypatch):

@@ -118,10 +118,10 @@ def test_files_of_others(tmp_path, name):
             pass
         assert (tmp_path / name).read_text() == content
     (tmp_path / "metrics.json").write_text('{"metrics": {}, "log_history": []}')
-    with pytest.raises(ConfigError, match="is not a record of this"):
+    with pytest.raises(ConfigError, match="is not a record of this command"):
         output(tmp_path, overwrite=True)
     (tmp_path / "predictions.jsonl").write_text("{}\n")
-    with pytest.raises(ConfigError, match="write over its input"):
+    with pytest.raises(ConfigError, match="overwrite its input"):
         output(tmp_path, overwrite=True, inputs=[tmp_path / "predictions.jsonl"])
 
 

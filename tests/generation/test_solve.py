@@ -79,7 +79,8 @@ def test_every_question_once_and_in_order(options, run, tmp_path):
     asked = COUNT + (COUNT - of_attempt[0]) + (COUNT - sum(of_attempt[:2]))
     assert summary["tokens_written"] == 4 * asked
     again = run(options(attempts=3), Pupil(0))
-    assert again.already and again.summary == summary and str(again).startswith(f"{tmp_path / 'out.jsonl'} is complete")
+    assert again.already and again.summary == summary
+    assert str(again).startswith(f"{tmp_path / 'out.jsonl'} is already complete")
 
 
 @pytest.mark.parametrize(("call", "fails_at"), [("fsync", 3), ("replace", 1), ("replace", 3)])
@@ -124,7 +125,7 @@ def test_a_damaged_record_is_one_line(options, run, tmp_path):
     for changes, words in (
         ({"summary": None}, "the record is damaged.*--overwrite"),
         ({"summary": {**record["summary"], "solved_at_attempt": None}}, "the record is damaged"),
-        ({"identity": 5}, "is not a record of this"),
+        ({"identity": 5}, "is not a record of this command"),
     ):
         meta.write_text(json.dumps({**record, **changes}))
         with pytest.raises(ConfigError, match=words):

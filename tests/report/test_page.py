@@ -80,7 +80,7 @@ def test_results_of_another_model_are_marked(tmp_path):
         *(["test", metric, "regular"] for metric in ("gsm8k", "answer_nll")),
         *(["test (stale)", metric, "step"] for metric in ("gsm8k", "answer_nll")),
     ]
-    why = f"Stale: {b / 'evaluation-test'}: is of the model before this run went on; evaluate the present one again"
+    why = f"Stale: {b}/evaluation-test: belongs to the model before this run was resumed; evaluate the current model"
     assert why in read.text("answer") and "Nothing can be concluded" in read.text("answer")
     assert "Paired differences" not in read.tables
 
@@ -89,7 +89,7 @@ def test_results_of_another_model_are_marked(tmp_path):
     (b / "model.safetensors").write_bytes(b"")
     result = json.loads((b / "evaluation-test" / "metrics.json").read_text())
     write(b / "evaluation-test" / "metrics.json", {**result, "model_folder": "of another model"})
-    assert "is of an earlier model in this folder" in Reader(page_of(a, b)).text("answer")
+    assert "belongs to an earlier model in this folder" in Reader(page_of(a, b)).text("answer")
 
 
 def test_settings_by_their_metadata():
@@ -207,7 +207,7 @@ def test_a_study(tmp_path):
     assert "step_jepa seed 2: exit status 2" in read.text("study")
     assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
     assert read.rows("Cost")[1][1:] == ["50", "0:01:15", "160", "2.5 T"]
-    assert "a study keeps those of its runs since version 0.3" in read.text("accuracy")
+    assert "only studies since version 0.3 keep the answers of their runs" in read.text("accuracy")
     assert {row[0]: row[1:] for row in read.rows("Settings")}["objective differs"] == ["regular", "step_jepa"]
     (chart,) = [
         one for one in page_data(page)["charts"]["lm_loss"] if (one["name"], one["kind"]) == ("regular", "training")
@@ -236,7 +236,7 @@ def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
 
 def test_a_study_that_is_unfinished(tmp_path):
     read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
-    assert "Nothing can be concluded: the study has not ended. Compared: regular; step_jepa; 3 of 4" in read.text(
+    assert "Nothing can be concluded: the study has not finished. Compared: regular; step_jepa; 3 of 4" in read.text(
         "answer"
     )
     assert "No tables yet" in read.text("study")

@@ -39,7 +39,7 @@ def test_what_is_no_run(tmp_path):
         (["file"], "file: is a file; give the folder of a run"),
         (["nothing"], "nothing: no such folder"),
         (["run", "empty"], "empty: is not the folder of a run"),
-        (["study", "run"], "study: is a study, which is reported alone"),
+        (["study", "run"], "study: is a study, which needs a report of its own"),
     ):
         with pytest.raises(ConfigError, match=words):
             read_folders([tmp_path / name for name in names])

@@ -1,4 +1,4 @@
-"""Looking at what was trained: states of both views, numbers from them, signs of collapse, figures.
+"""Analysis of trained models: the states of both views, measures of them, signs of collapse, and figures.
 
-It reads `data`, `forest` and `modeling` at most. `collect` runs a model; all the rest takes NumPy arrays and plain numbers.
+`run` loads the models, `states` runs them, and `geometry` and `prediction` compute measures from NumPy arrays.
 """

@@ -1,6 +1,7 @@
 """Measures of the states of paired views: cosines, retrieval, ranks, spread, a linear map, and signs of collapse.
 
-NumPy in float64; docs/geometry.md has the formulas. No N x N matrix is held: similarities are computed in blocks of rows.
+Computed in float64 with NumPy; docs/geometry.md has the formulas. Similarities are computed in blocks of rows, so that
+no N x N matrix is in memory.
 
 Shapes: N pairs, D width, C rows of a block.
 """
@@ -8,7 +9,7 @@ Shapes: N pairs, D width, C rows of a block.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,27 +18,28 @@ from stepjepa.config.option import Names
 from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_rank
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
-# Cosines of float32 states are accurate to about this, so closer ones are a tie.
+# Cosines of float32 states are accurate to about this value, so cosines that differ by less are tied.
 TIE = 1e-7
-# No map is fitted to fewer rows.
+# A map is fitted to at least this many rows.
 MIN_ROWS = 10
-# Of the linear map: the share of held-out rows, and the singular values that count, relative to the largest.
+# For the linear map: the share of held-out rows, and the size, relative to the largest singular value, below which singular
+# values are treated as zero.
 TEST_SHARE, CUTOFF = 0.2, 1e-6
-# Numbers in a block of similarities: 64 MiB of float64.
+# Elements of a block of similarities: 64 MiB of float64.
 _BLOCK = 2**23
-# Below half a standard deviation between matched and shuffled cosines, most pairs look alike. No training log shows this.
+# Below half a standard deviation between matched and shuffled cosines, most pairs look alike. Training logs cannot show it.
 LOW_D_PRIME = 0.5
 _NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
     f"What to do: keep the targets apart with --{_NAME.regularizer} vicreg, --{_NAME.jepa_loss} infonce, or no gradient "
     f"into the targets (--{_NAME.target_grad} false, --{_NAME.target_encoder} ema); or lower --{_NAME.lbd}. Then compare "
-    f"with --{_NAME.control} shuffled: a good geometry by itself is no gain."
+    f"with --{_NAME.control} shuffled: a good geometry by itself is not a better model."
 )
 
 
 @dataclass(frozen=True)
 class PairNumbers:
-    """How well matched pairs differ from all others.
+    """How well matched pairs are separated from all other pairs.
 
     Attributes:
         aligned_mean, aligned_sd: cosine of source i and target i.
@@ -64,12 +66,12 @@ class PairNumbers:
 
 @dataclass(frozen=True)
 class ViewNumbers:
-    """The states of one view.
+    """Measures of the states of one view.
 
     Attributes:
-        pairwise_cosine: mean cosine of two rows.
-        effective_rank: of the unit-length rows, not centred, as in the training log.
-        effective_rank_centred: of the rows minus their mean.
+        pairwise_cosine: mean cosine between two different rows.
+        effective_rank: effective rank of the rows, scaled to unit length but not centred, as in the training log.
+        effective_rank_centred: effective rank of the rows minus their mean.
     """
 
     pairwise_cosine: float
@@ -79,15 +81,15 @@ class ViewNumbers:
 
 @dataclass(frozen=True)
 class LinearMap:
-    """A least-squares map ``source @ X ~ target``, fitted on some rows and measured on the others.
+    """A least-squares map ``source @ X ~ target``, fitted on some rows and evaluated on the others.
 
-    Errors are root mean squared distances between predicted and true rows, in the unit of the states; times the root of
-    the number of rows, they are Frobenius norms.
+    Errors are root mean squared distances between predicted and true rows, in the unit of the states; multiplied by the
+    square root of the number of rows, they are Frobenius norms.
 
     Attributes:
-        train_error: of the fitted rows; meaningless unless there are more rows than dimensions.
-        test_r2: ``1 - (error / error of the mean)^2`` of the held-out rows: 1 a perfect map, 0 as good as the mean of the
-            fitted targets, below 0 worse; None if every held-out target equals that mean.
+        train_error: error on the fitted rows; meaningless unless there are more rows than dimensions.
+        test_r2: ``1 - (error / error of the mean)^2`` on the held-out rows: 1 for a perfect map, 0 for a map that is as good
+            as the mean of the fitted targets, below 0 for a worse map; None if every held-out target equals that mean.
     """
 
     train_rows: int
@@ -97,7 +99,7 @@ class LinearMap:
 
 @dataclass(frozen=True)
 class GeometryNumbers:
-    """The states of both views in one layer.
+    """Measures of the states of both views in one layer.
 
     Attributes:
         pairs: cosines and retrieval.
@@ -113,10 +115,10 @@ class GeometryNumbers:
 
 
 def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
-    """Measure one layer's states of both views.
+    """Measure the states of both views in one layer.
 
     Args:
-        source, target: (N, D), N >= 2, row i of both a pair; finite, as `read_states` gives them.
+        source, target: (N, D), N >= 2, row i of both is a pair; finite, as `read_states` returns them.
     """
     n, width = source.shape
     spectrum = singular_values(np.subtract(source, target, dtype=np.float64))
@@ -129,7 +131,7 @@ def measure_states(source: np.ndarray, target: np.ndarray) -> GeometryNumbers:
 def _view(states: np.ndarray) -> ViewNumbers:
     unit_ND, n = unit_rows(states), len(states)
     sum_D = unit_ND.sum(axis=0)
-    # |sum of the rows|^2 is the sum of the cosines of all N * N pairs; those of a row with itself are subtracted.
+    # |sum of the rows|^2 is the sum of the cosines of all N * N pairs of rows; a row's cosine with itself is subtracted.
     cosines = sum_D @ sum_D - np.einsum("nd,nd->", unit_ND, unit_ND)
     return ViewNumbers(
         pairwise_cosine=float(cosines / (n * (n - 1))),
@@ -139,20 +141,22 @@ def _view(states: np.ndarray) -> ViewNumbers:
 
 
 def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
-    """Cosines of matched and of all other pairs, and retrieval of the target by the source, of (N, D) states.
+    """Cosines of matched and of all other pairs, and retrieval of the target by the source, for (N, D) states.
 
-    Ties are broken at random, in expectation: if b targets are nearer than the right one and t are equally near, its rank
-    is uniform over b + 1 .. b + t + 1. Collapsed states then score exactly at chance, and of a text that occurs twice,
-    each copy is retrieved half of the time.
+    Retrieval is the expectation under random tie-breaking: if b targets are nearer than the right one and t are equally
+    near, its rank is uniform over b + 1 .. b + t + 1. Collapsed states then score exactly at chance, and each copy of a
+    text that occurs twice is retrieved half of the time.
     """
     source_ND, target_ND = unit_rows(source), unit_rows(target)
     n = len(source_ND)
     aligned_N = np.einsum("nd,nd->n", source_ND, target_ND)
     nearer_N, tied_N = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
-    # Collapsed states have cosines near 1: sums of squares around a number near the mean lose no digits to cancellation.
+    # Collapsed states have cosines near 1: sums of squares around a value near the mean lose no digits to cancellation.
     centre = aligned_N.mean()
     total = squares = 0.0
-    for rows in _blocks(n):
+    size = max(1, _BLOCK // n)
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
         cosine_CN = source_ND[rows] @ target_ND.T
         aligned_C1 = aligned_N[rows, None]
         nearer_N[rows] = (cosine_CN > aligned_C1 + TIE).sum(axis=1)
@@ -162,7 +166,7 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
         total += cosine_CN.sum()
         squares += np.einsum("cn,cn->", cosine_CN, cosine_CN)
 
-    # The sums run over all N * N pairs; the matched ones are subtracted.
+    # The sums run over all N * N pairs; matched pairs are subtracted.
     unmatched, around_N = n * (n - 1), aligned_N - centre
     mean = (total - around_N.sum()) / unmatched
     mean_square = (squares - (around_N**2).sum()) / unmatched
@@ -172,7 +176,7 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
     gap = aligned_mean - shuffled_mean
     spread = math.sqrt((aligned_sd**2 + shuffled_sd**2) / 2)
     without_spread = 0.0 if abs(gap) <= TIE else None
-    # A spread below the rounding of float32 counts as none.
+    # A spread below the rounding error of float32 is treated as zero.
     d_prime = gap / spread if spread > TIE else without_spread
 
     # The mean of 1 / rank over tied ranks is a difference of harmonic numbers.
@@ -196,7 +200,7 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
 
 
 def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
-    """Singular values, largest first, (min(N, D),).
+    """Singular values (min(N, D),), largest first.
 
     Args:
         states: (N, D); ``source - target`` for the spectrum of the paper's Figure 7 and Table 14 (arXiv:2509.14252).
@@ -209,14 +213,14 @@ def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
 
 
 def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearMap:
-    """Fit ``min_X ||source X - target||`` on some rows, without a penalty, and measure it on the others.
+    """Fit ``min_X ||source X - target||`` on some rows, without a penalty, and evaluate it on the others.
 
-    Table 14 of LLM-JEPA (arXiv:2509.14252) has the error on the fitted rows only, which falls with the width even for
-    random states; held-out rows show whether a map exists. If there are many solutions, the one of least norm is used.
+    Table 14 of LLM-JEPA (arXiv:2509.14252) reports the error on the fitted rows only, which falls with the width even for
+    random states; held-out rows show whether a map exists. Among several solutions, the one of least norm is used.
 
     Args:
         source, target: (N, D), N >= 3.
-        seed: of the split, which depends only on it and on N; `TEST_SHARE` of the rows are held out.
+        seed: seed of the split, which depends only on the seed and N; a share of `TEST_SHARE` of the rows is held out.
     """
     from scipy import linalg
 
@@ -242,15 +246,10 @@ def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearM
 
 
 def unit_rows(states: np.ndarray) -> np.ndarray:
-    """Rows of length 1 in float64, (N, D). A row of zeros stays zero, so its cosine with any other is 0."""
+    """The rows (N, D) scaled to length 1, in float64. A row of zeros stays zero, so its cosine with any row is 0."""
     states_ND = np.asarray(states, dtype=np.float64)
     length_N1 = np.linalg.norm(states_ND, axis=1, keepdims=True)
     return np.divide(states_ND, length_N1, out=np.zeros_like(states_ND), where=length_N1 > 0)
-
-
-def _blocks(rows: int) -> Iterator[slice]:
-    size = max(1, _BLOCK // rows)
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))
 
 
 @dataclass(frozen=True)
@@ -295,7 +294,9 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
 
 
 def collapsed(signs: Iterable[CollapseSign]) -> bool:
-    """Whether signs mean collapse: a low rank, or a cone in which matched pairs do not differ from others. A cone alone, or
-    pairs alike alone, also occur in models that were never trained on pairs."""
+    """Whether signs amount to collapse: a low rank, or a cone in which matched pairs do not differ from other pairs.
+
+    A cone by itself, or alike pairs by themselves, also occur in models that were never trained on pairs.
+    """
     names = {sign.name for sign in signs}
     return "low_rank" in names or {"cone", "pairs_alike"} <= names

@@ -13,20 +13,24 @@ from stepjepa.analysis.states import FINAL, States, check_alike
 from stepjepa.modeling.card import collapse_words
 from stepjepa.utils.text import PAGE, folded, legend, text_table, written
 
-_FEW = f"fewer than {MIN_ROWS} pairs to fit or to measure on"
+_FEW = f"fewer than {MIN_ROWS} pairs for fitting, validation or testing"
 # Column of a table -> attribute, format, meaning in the legend.
 _Columns = Mapping[str, tuple[str, str, str]]
 _PAIRS: _Columns = {
     "cosine": ("aligned_mean", ".4f", "mean over the pairs"),
-    "shuffled": ("shuffled_mean", ".4f", "the same of sources with the targets of other pairs"),
-    "gap": ("gap", ".4f", "cosine less shuffled"),
+    "shuffled": ("shuffled_mean", ".4f", "mean over sources with the targets of other pairs"),
+    "gap": ("gap", ".4f", "cosine minus shuffled"),
     "d'": ("d_prime", ".2f", "the gap in standard deviations"),
     "@1": ("retrieval_at_1", ".1%", "sources whose own target is the nearest of all"),
-    "MRR": ("mrr", ".3f", "mean of 1 / rank of the own target"),
+    "MRR": ("mrr", ".3f", "mean of 1 / rank of a source's own target"),
 }
 _VIEWS: _Columns = {
-    "eff. rank": ("effective_rank", ".1f", "directions that the states fill, 1 at collapse"),
-    "own cosine": ("pairwise_cosine", ".3f", "mean cosine of two states of a view"),
+    "eff. rank": (
+        "effective_rank",
+        ".1f",
+        "effective number of directions of the states, 1 at collapse",
+    ),
+    "own cosine": ("pairwise_cosine", ".3f", "mean cosine between two states of a view"),
 }
 _TOP: _Columns = {
     "top 100 s-t": (
@@ -35,9 +39,13 @@ _TOP: _Columns = {
         "mean of the 100 largest singular values of source minus target",
     ),
 }
-# Methods of prediction, which are rows of their table.
+# Methods of prediction, which are the rows of their table, not its columns.
 _PREDICTION: _Columns = {
-    "line": ("line", ".3g", "along the last step; 0 is perfect, 1 as bad as the mean state"),
+    "line": (
+        "line",
+        ".3g",
+        "continues along the last step; an error of 0 is perfect, 1 is as bad as the mean state",
+    ),
     "linear": ("linear", ".3g", "a ridge regression, fitted on other rows"),
     "MLP": ("mlp", ".3g", "three layers, fitted on other rows"),
 }
@@ -62,12 +70,12 @@ class ModelGeometry:
 
 @dataclass(frozen=True)
 class GeometryComparison:
-    """Several models on the same pairs. `str` of it is tables with a line for each model, and signs of collapse.
+    """Several models on the same pairs. Its `str` is tables with a line per model, and the signs of collapse.
 
     Attributes:
         file: the data file.
         n: number of pairs.
-        layer: layer of the tables and of figures for one layer: the last one.
+        layer: the last layer, which the tables and single-layer figures show.
         models: label -> measures, in the order of the command.
     """
 
@@ -93,10 +101,7 @@ class GeometryComparison:
         rows.append(
             [
                 "chance",
-                "",
-                "",
-                "",
-                "",
+                *[""] * 4,
                 written(chance.chance_at_1, ".1%"),
                 written(chance.chance_mrr, ".3f"),
             ]
@@ -166,7 +171,7 @@ def compare(states: Mapping[str, States], horizon: int = 5) -> GeometryCompariso
 
     Args:
         states: label of a model in tables and figures -> its states.
-        horizon: the longest one of `prediction_errors`, if the states have walks.
+        horizon: longest horizon of `prediction_errors`, for states with walks.
 
     Raises:
         DataError: the models' states belong to different rows.

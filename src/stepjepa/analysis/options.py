@@ -42,24 +42,24 @@ class _Analysis:
     """The models, the rows, and the output folder."""
 
     file: str | None = option(
-        None, "The data file; usually written without --file, in front of the rest.", _MODELS
+        None, "The data file; usually written without --file, before the other options.", _MODELS
     )
     models: list[str] | None = option(
         None,
-        "Folders of runs, adapters or checkpoints, other local folders, or Hub ids.",
+        "Folders of runs, adapters, checkpoints or other models, or Hub ids.",
         _MODELS,
     )
     max_examples: int | None = option(
-        1000, "Read only the first N rows; none reads all.", _MODELS, at_least=1
+        1000, "Read only the first N rows; none: all rows.", _MODELS, at_least=1
     )
     layers: list[int] | None = option(
         None,
-        "Layers whose states are saved: 0 the embeddings, i after layer i, -1 after the final norm. Default: all.",
+        "Layers whose states are measured (0: the embeddings, i: after layer i, -1: after the final norm). Default: all.",
         _MODELS,
     )
     dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(
-        "float32", "Dtype of the weights; states are float32.", _MODELS
+        "float32", "Dtype of the weights; states are saved in float32.", _MODELS
     )
     attn_implementation: str | None = option(
         None, "Attention kernel of transformers, such as sdpa or eager.", _MODELS
@@ -68,15 +68,16 @@ class _Analysis:
     batch_size: int = option(16, "Pairs per batch.", _MODELS, at_least=1)
     predictors: int | None = option(
         None,
-        "K, predictor tokens after a source. Default: as many as the model has; 0 reads sources at their last token.",
+        "K, the number of predictor tokens after a source; 0 reads sources at their last token. Default: as many as the "
+        "model has.",
         _MODELS,
         at_least=0,
         at_most=100,
     )
     prediction_horizon: int | None = option(
         None,
-        "H: also predict the state after a step from the state h steps earlier, h = 1 .. H, by a line, a linear map and an "
-        "MLP, whatever the views are.",
+        "H: also predict the state after a step from the state h steps earlier, for h = 1 .. H, with a line, a linear map "
+        "and an MLP. The views do not matter for this.",
         _METHOD,
         at_least=1,
         at_most=100,
@@ -93,14 +94,14 @@ class _Analysis:
 class AnalyzeOptions(
     DataOptions, SplitOptions, LLMJEPAOptions, StepJEPAOptions, TargetOptions, _Analysis
 ):
-    """All options of ``stepjepa analyze``. Options of training have the same meaning as there, and default to the values of
-    the models' run."""
+    """All options of ``stepjepa analyze``. Options of training have the same meaning as in training, and default
+    to the values of the models' run."""
 
     objective: str = option(
         LLMJEPA.name,
-        "Which views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
+        "The views: user message -> answer (llm_jepa), step -> later step (step_jepa), first part of the tokens -> the "
         "rest (split), state before the answer without the steps -> with them (steps_to_answer), or a class of your own. "
-        "If it is not given, the views are those that the (first) model was trained with.",
+        "If not given, the views of the first model that was trained on pairs.",
         _METHOD,
         choices=tuple(
             name for name, objective in built_in().items() if PredictorOptions in objective.reads
@@ -113,24 +114,26 @@ class AnalyzeOptions(
     )
     last_token: int | None = option(
         None,
-        "Readout by offset from a view's end (-1, -2, ...). Default: see stepjepa train.",
+        "Read a view at this offset from its end (-1: its last token). Default: see stepjepa train.",
         _METHOD,
         secret=False,
     )
     readout: Literal["last", "mean"] = option(
-        "last", "A view's last state, or the mean over its tokens.", _METHOD
+        "last",
+        "What represents a view: its last state, or the mean of its tokens' states.",
+        _METHOD,
     )
 
     def check(self) -> None:
-        """Check the values, one by one and together.
+        """Check the values, each by itself and in combination.
 
         Raises:
-            ConfigError: a value cannot be used; the message names the option.
+            ConfigError: a value is invalid; the message names the option.
         """
         check_fields(self, _Analysis)
         example = f"write: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B"
         if not self.file:
-            hint = f"; put it in front of --{_NAME.models}, which takes all that follows"
+            hint = f"; put the file before --{_NAME.models}, which takes everything after it"
             raise ConfigError(
                 f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}"
             )

@@ -1,7 +1,7 @@
 """Draws the figures of an analysis with matplotlib (extra ``analysis``).
 
-Without pyplot, so no global state changes and no window opens. Figures are 8 inches wide, so their smallest letters are 12
-pixels high at a width of 800 pixels. Lines differ in colour, dashes and markers.
+Pyplot is not used, so no global state changes and no window opens. Figures are 8 inches wide, so that the smallest letters
+are 12 pixels high at a width of 800 pixels. Lines differ in colour, dashes and markers.
 
 Shapes: N pairs, D width.
 """
@@ -62,7 +62,7 @@ def new_figure(
 def draw_lines(
     axis: Axes, lines: Mapping[str, Sequence[tuple[float, float]]], marks: int = 0
 ) -> None:
-    """A line of (x, y) for each name, in its `look`. About `marks` points of a long line get a marker, all if 0."""
+    """Draw a line of (x, y) points per name, in its `look`, with about `marks` markers; if 0, every point has a marker."""
     for i, (name, points) in enumerate(lines.items()):
         every = max(1, len(points) // marks) if marks else 1
         xs = [x for x, _ in points]
@@ -73,7 +73,7 @@ def draw_lines(
 
 
 def legend_below(figure: Figure, axis: Axes) -> None:
-    """One legend for all panels, under them, in as many columns as fit."""
+    """Draw a single legend for all panels, below them, in as many columns as fit."""
     handles, labels = axis.get_legend_handles_labels()
     columns = max(1, min(len(labels), int(110 / (max(map(len, labels), default=1) + 8))))
     figure.legend(
@@ -105,7 +105,7 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
     """Measures by layer: a panel for each measure, a line for each model.
 
     Args:
-        panels: name of the measure with its unit -> model -> layer -> value; -1, after the final norm, comes last.
+        panels: name of the measure with its unit -> model -> layer -> value; -1, after the final norm, is drawn last.
     """
     known = set[int]()
     for panel in panels.values():
@@ -136,7 +136,7 @@ def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Fig
 def comparison_figures(
     comparison: GeometryComparison, states: Mapping[str, States]
 ) -> Iterator[tuple[str, Figure]]:
-    """Name and figure: the spectrum, and the measures by layer if there are several layers."""
+    """Yield names and figures: the spectrum, and the measures by layer if there are several layers."""
     where = "final" if comparison.layer == FINAL else f"layer {comparison.layer}"
     spectra = {}
     for label, of_model in states.items():

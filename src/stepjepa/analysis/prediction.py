@@ -1,14 +1,15 @@
-"""Multi-step latent prediction: how well the present state predicts the state h reasoning steps later.
+"""Multi-step latent prediction: how well the current state predicts the state h reasoning steps later.
 
 The measure of Semantic Step Prediction (arXiv:2604.18464), for models of any objective. A walk is the sequence of trunk
 states after the steps of one answer. The state after step t + h is predicted from the state after step t by
 
-    line     s_t + h (s_t - s_{t-1})            without a fit
+    line     s_t + h (s_t - s_{t-1})            not fitted
     linear   W_h s_t + b_h                      ridge regression
     MLP      three layers, at least 256 wide    AdamW with early stopping on validation rows
 
-fitted for each h on the walks of some rows and measured on those of others. An error is the mean squared error divided by
-that of the mean state, so that it does not depend on the size of the states: 0 is perfect, 1 as bad as the mean.
+The models are fitted for each h on the walks of some rows, and evaluated on the walks of others. An error is the mean
+squared error divided by that of the mean state, so that it does not depend on the scale of the states: 0 is perfect, 1 as
+bad as the mean.
 
 Shapes: M states of all walks, N pairs (t, t + h), D width.
 """
@@ -28,18 +29,18 @@ from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
 from stepjepa.analysis.states import Pairs, Walks
 from stepjepa.data.types import TRUNK, Example, Pair, Read
 
-# Of the ridge regression, relative to the mean variance of a dimension.
+# Penalties of the ridge regression, relative to the mean variance of a dimension.
 _PENALTIES = 10.0 ** np.arange(-4, 4)
-# Of the MLP: least hidden width, optimizer steps, batch size, steps between two evaluations on the validation rows.
+# The MLP's smallest hidden width, optimizer steps, batch size, and steps between two evaluations on the validation rows.
 _WIDTH, _STEPS, _BATCH, _EVERY = 256, 400, 256, 20
 
 
 @dataclass(frozen=True)
 class PredictionErrors:
-    """Errors of one horizon on held-out rows, see above.
+    """Errors of one horizon on held-out rows; the module's docstring defines them.
 
     Attributes:
-        train_pairs, test_pairs: number of fitted pairs (including validation) and of measured ones.
+        train_pairs, test_pairs: number of pairs for fitting (including validation) and for testing.
     """
 
     train_pairs: int
@@ -50,9 +51,9 @@ class PredictionErrors:
 
 
 def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
-    """The states after the steps of every answer, and their `Walks.places`, (M, 2).
+    """Examples that read the states after the steps of every answer, and the states' `Walks.places`, (M, 2).
 
-    `read_states` reads pairs, so each state is a pair of the same state twice.
+    `read_states` reads pairs, so each state is read as a pair of itself.
 
     Args:
         pairs: of the objective `every_step`.
@@ -65,8 +66,8 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
             (pair,) = example.pairs
             start = example.sees(pair.source)
             view = example.view_on_trunk(pair.target)
-            assert view is not None, "a step stands on the trunk"
-            # Steps of one answer follow each other without a gap, so a gap begins another answer.
+            assert view is not None, "a step is on the trunk"
+            # Steps of one answer follow each other without a gap, so a gap starts another answer.
             if ends[-1:] != [start]:
                 walk, ends = walk + 1, [*ends, start]
                 places.append((row, walk))
@@ -78,20 +79,21 @@ def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
 
 
 class _Part(NamedTuple):
-    """States (N, D) after a step, and after the step to predict, of some rows; centred by the means of the fitted rows."""
+    """States (N, D) after a step, and after the step to predict, for some rows; centred by the means of the fitted rows."""
 
     now: np.ndarray
     later: np.ndarray
 
 
 def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
-    """The errors by horizon, 1 to `most`, without horizons that leave fewer than `MIN_ROWS` pairs to fit or to measure.
+    """The errors by horizon, 1 to `most`, without horizons that leave fewer than `MIN_ROWS` pairs in a part.
 
-    Rows are split, not pairs, so that no answer is in two parts; the split depends only on the row numbers.
+    The parts are training, validation and test. Rows are split, not pairs, so that each answer is in only one part; the
+    split depends only on the row numbers.
     """
     rows = np.random.default_rng(0).permutation(np.unique(walks.places[:, 0]))
     held = round(len(rows) * TEST_SHARE)
-    # 20 % of the rows to measure on, 10 % to validate on.
+    # 20 % of the rows are for testing, and 10 % for validation.
     test_rows, validation_rows = rows[:held], rows[held : held + -(-held // 2)]
     errors = {}
     for horizon in range(1, most + 1):
@@ -112,17 +114,17 @@ def prediction_errors(walks: Walks, most: int) -> dict[int, PredictionErrors]:
             "mlp": _mlp(train, validation, test),
         }
         scale = np.square(test.later).mean() or np.inf
-        ratios = {}
-        for name, states in predicted.items():
-            error = np.square(states - test.later).mean()
-            ratios[name] = float(error / scale)
+        ratios = {
+            name: float(np.square(states - test.later).mean() / scale)
+            for name, states in predicted.items()
+        }
         test_pairs = int(is_test.sum())
         errors[horizon] = PredictionErrors(len(is_test) - test_pairs, test_pairs, **ratios)
     return errors
 
 
 def _ridge(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
-    """Predictions (N, D) of the test rows, with the penalty that predicts the validation rows best."""
+    """Predictions (N, D) for the test rows, with the penalty that predicts the validation rows best."""
     # One decomposition serves all penalties.
     left, singular, right = np.linalg.svd(train.now, full_matrices=False)
     projected = left.T @ train.later
@@ -139,8 +141,8 @@ def _ridge(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
 
 
 def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
-    """Predictions (N, D) of the test rows, by the network of the evaluation with the least validation error."""
-    # States of any size train equally well after division by their root mean square.
+    """Predictions (N, D) for the test rows, by the network as it was when its validation error was lowest."""
+    # Division by the root mean square makes training independent of the scale of the states.
     scales = [float(np.sqrt(np.square(side).mean())) or 1.0 for side in train]
 
     def tensors(part: _Part) -> list[torch.Tensor]:
@@ -152,7 +154,7 @@ def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     width = x.shape[1]
     inside = max(width, _WIDTH)
     best, predicted = float("inf"), torch.zeros_like(test_x)
-    # The same numbers in every run, without touching the global generator.
+    # Every run gives the same numbers, and the global generator is left as it was.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = nn.Sequential(

@@ -1,4 +1,4 @@
-"""`analyze`: run models over the pairs of a data set, measure and draw their states, and write all of it into one folder."""
+"""`analyze`: run models over the pairs of a data set, measure and draw their states, and write everything to one folder."""
 
 from __future__ import annotations
 
@@ -58,21 +58,19 @@ from stepjepa.utils.terminal import Bar, show_log
 from stepjepa.utils.text import PAGE, folded, labels_of, slug
 
 NUMBERS = "numbers.json"
-# Files that an analysis writes, or that one of version 0.2 has written.
+# Files that an analysis writes, or that version 0.2 wrote.
 _OWN_FILES = re.compile(
     r"states-.+\.safetensors|numbers\.(json|csv)|analysis\.json|"
     r"(spectrum|cosine|layers|retrieval|rank_source|rank_target|steps|pca(-.+)?|tsne-.+)\.(png|svg)"
 )
-_TRUNK_ONLY = -2  # no layer: the predictor head belongs to sources, not to states on the trunk
 _NAME = Names(AnalyzeOptions, JEPAOptions)
-# Of a run's own options these are about its files; its tokenizer brings its template.
-_OF_FILES = {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data}
-# Options that say which views there are. `load_analyzed` takes those of the predictors from each model's own run.
+# Options that decide which views there are. `load_analyzed` takes the predictor options from each model's own run.
 _VIEWS = {*options_of(ExampleOptions)} & {*options_of(AnalyzeOptions)}
-_VIEWS -= {*_OF_FILES, _NAME.predictors}
-# Those that are read whatever the objective.
+# Columns and `strict_data` concern a run's own data files, and its tokenizer already has its template.
+_VIEWS -= {*options_of(ColumnOptions), _NAME.chat_template, _NAME.strict_data, _NAME.predictors}
+# Those that matter for every objective.
 _CHATS = {_NAME.plain, _NAME.chat_template_kwargs, _NAME.system_prompt, _NAME.max_length}
-# One of these that is given decides for the others.
+# If the user sets an option of a group, none of the group is taken from the run.
 _TOGETHER = (
     {_NAME.horizon, _NAME.multi_horizon},
     {_NAME.plain, _NAME.chat_template, _NAME.chat_template_kwargs},
@@ -82,16 +80,16 @@ _TOGETHER = (
 
 
 def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
-    """Measure where source and target views are in models: ``stepjepa analyze``.
+    """Measure the states of source and target views in models: ``stepjepa analyze``.
 
     Args:
-        given: options that the user has set; the others are as in the models' training.
+        given: names of the options that the user has set; the others are as in the models' training.
 
     Raises:
-        ConfigError, DataError: what cannot be used; what an earlier analysis has written is unchanged then.
+        ConfigError, DataError: an option, a model or the data cannot be used; an earlier analysis is then unchanged.
     """
     options.check()
-    library("matplotlib", "analysis")  # before the work, which would be lost
+    library("matplotlib", "analysis")  # checked before the work, which would be lost
     folder = _folder(options)
     earlier = _earlier_files(folder, options.overwrite_output_dir)
     show_log(logging.WARNING)
@@ -103,7 +101,7 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
             inputs.append(about)
         comparison = compare(states, options.prediction_horizon or 0)
 
-    # Nothing can fail any more: the earlier files make room.
+    # All results are known, so the files of an earlier analysis can be removed.
     folder.mkdir(parents=True, exist_ok=True)
     for file in earlier:
         file.unlink()
@@ -128,11 +126,11 @@ def _folder(options: AnalyzeOptions) -> Path:
 
 
 def _earlier_files(folder: Path, overwrite: bool) -> list[Path]:
-    """What an earlier analysis has written; that it is replaced must be asked for."""
+    """The files of an earlier analysis. Raises ConfigError: they must not be replaced."""
     flag = f"--{_NAME.output_dir} {folder}"
     if RunFolder(folder).holds_model:
         raise ConfigError(
-            f"{flag}: holds a run or a model, which an analysis must not change; give another folder, such as "
+            f"{flag}: contains a run or a model, which an analysis must not change; give another folder, such as "
             f"{folder / 'analysis'}"
         )
     check_writable(folder)
@@ -143,20 +141,20 @@ def _earlier_files(folder: Path, overwrite: bool) -> list[Path]:
     ]
     if files and not overwrite:
         remedy = f"give another folder, or replace it with --{_NAME.overwrite_output_dir}"
-        raise ConfigError(f"{flag}: {files[0].name} exists already; {remedy}")
+        raise ConfigError(f"{flag}: {files[0].name} already exists; {remedy}")
     return files
 
 
 class _Collection:
-    """The models of an analysis, whose states are collected: how the views of all of them are read.
+    """Collects the states of the models of an analysis, with the same views for all models.
 
     Args:
-        given: options that the user has set; the others are as in the models' training.
-        bar: shows how far it is.
+        given: names of the options that the user has set; the others are as in the models' training.
+        bar: shows the progress.
 
     Attributes:
-        places: the models by their labels.
-        views: the options that decide which views there are.
+        places: label -> model.
+        views: values of the options that decide which views there are.
     """
 
     def __init__(self, options: AnalyzeOptions, given: Collection[str], bar: Bar):
@@ -169,13 +167,14 @@ class _Collection:
         self._method = method_of(self._options)
         if trained is not None:
             how = f"--{_NAME.objective} {self._method.objective}"
-            bar.say(f"views    as in the training of {trained.name}, where not given: {how}")
-            settled = read_record(trained).steps.splitter  # what its step_splitter=auto was
+            bar.say(f"views    as in the training of {trained.name}, unless given: {how}")
+            # What step_splitter=auto meant for the data of the training.
+            settled = read_record(trained).steps.splitter
             if settled and self._method.step_splitter == "auto":
                 self._splitter = make_splitter(settled, self._method.step_separator)
         if objective_of(self._method).sampled:
             bar.say(
-                f"note     --{_NAME.step_pairs} random: all pairs are read; training samples one of them per epoch"
+                f"note     --{_NAME.step_pairs} random: all pairs are read; training samples one per example and epoch"
             )
         self.views = {}
         for name in options_of(ExampleOptions):
@@ -183,7 +182,7 @@ class _Collection:
                 self.views[name] = getattr(self._method, name)
 
     def collect(self, label: str, place: Place, first: bool) -> tuple[States, dict[str, Any]]:
-        """The states of one model, and what is recorded of it. The data are described with the first model."""
+        """The states of one model, and its entry in the record. The data report is printed only with the first model."""
         options, bar = self._options, self._bar
         model = load_analyzed(place, self._method, options)
         pairs = self._pairs(model, model.method)
@@ -210,10 +209,10 @@ class _Collection:
             "predictors": model.method.predictors,
             "head": model.head,
         }
-        del model  # before the next one is loaded
+        del model  # frees the memory for the next model
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        # Does nothing without a GPU.
+        torch.cuda.empty_cache()
         return states, about
 
     def _pairs(self, model: AnalyzedModel, method: JEPAOptions) -> Pairs:
@@ -226,8 +225,8 @@ class _Collection:
         )
 
     def _walks(self, model: AnalyzedModel) -> Walks:
-        """The states behind the steps of a data set's answers, as a model has them in its chats."""
-        examples, places = walks_of(self._pairs(model, every_step(model.method).options))
+        """A model's states after the steps of the answers of a data set."""
+        examples, places = walks_of(self._pairs(model, every_step(model.method)))
         self._bar.begin(f"{model.place.name}, steps", len(examples))
         views = read_states(
             model.model,
@@ -236,24 +235,25 @@ class _Collection:
             examples,
             batch_size=self._options.batch_size,
             advance=self._bar.step,
-            head_layer=_TRUNK_ONLY,
+            # The predictor head is for sources, not for states on the trunk.
+            head_layer=None,
         )
         return Walks(views[0, 0], places)
 
 
-# Models on disk, with what training added to them (predictor tokens, head)
+# Models on disk, with the predictor tokens and the head that training added
 
 
 @dataclass(frozen=True)
 class AnalyzedModel:
-    """A model that is loaded, on its device.
+    """A loaded model, on its device.
 
     Attributes:
-        method: how it is read; its predictors are those that the folder holds, 0 where it has none.
-        predictor_ids: (K,) in their order after a source, of every group that is read.
-        head: kind of its predictor head, None without one.
-        description: what it is, and where sources are read.
-        lacking: predictors that were asked for, or that it was trained with, and that its folder does not hold.
+        method: how its views are read; `predictors` is 0 if its folder does not contain enough of them.
+        predictor_ids: ids of the predictors in their order after a source, for every group that is read.
+        head: kind of its predictor head; None if it has none.
+        description: its kind, its number of predictors, and its head.
+        lacking: number of predictors that were requested, or used in training, and that its folder does not contain.
     """
 
     place: Place
@@ -267,35 +267,35 @@ class AnalyzedModel:
 
     @property
     def layer(self) -> int:
-        """The layer (see `States`) that its views are read from in training."""
+        """The layer (see `States`) that its views were read from in training."""
         layer = objective_of(self.method).layer
         return FINAL if layer is None else known_layers(causal_lm(self.model), layer)[1]
 
 
 def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) -> AnalyzedModel:
-    """A model with its predictors and head.
+    """Load a model with its predictors and head.
 
     Args:
         method: how views are read; the order of the predictors and the layer of the head are those of the model's own run.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: the model cannot be loaded, or has no predictors for one of the horizons.
     """
     with quiet():
         tokenizer = chat_tokenizer(load_place_tokenizer(place, options.trust_remote_code), method)
-        loading: Any = options  # it has the options that loading reads
+        loading: Any = options  # has the options that loading reads
         model, kind = load_place(place, tokenizer, loading)
     inner = causal_lm(model)
     head = None if place.folder is None else attach_saved(inner, place.folder)
     own, extras, groups = place.settings, trained_extras(inner), objective_of(method).groups
     if extras.head is not None and extras.head.target_width != embedding_rows(inner).shape[1]:
-        head = extras.head = None  # it leads to the states of another model
+        head = extras.head = None  # it predicts the states of another model
     grouped = len(extras.groups) > 1
     if grouped:
         if not set(groups) <= set(extras.groups):
             known = ", ".join(map(str, extras.groups))
             raise ConfigError(
-                f"{place.name}: has separate predictors for the horizons {known}; give one with --{_NAME.horizon}"
+                f"{place.name}: has separate predictors for the horizons {known}; give one of them with --{_NAME.horizon}"
             )
         extras.keep_groups(groups)
 
@@ -322,8 +322,11 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
 def _find_predictors(
     model: Any, tokenizer: Any, wanted: int | None, same: bool
 ) -> tuple[int, Sequence[int]]:
-    """K and the ids of the predictors that were saved with the model (`extras.attach_saved`), else of those that are kept in
-    its vocabulary; of several groups all."""
+    """K, and the ids of the predictors of all groups.
+
+    Predictors are those saved with the model (`extras.attach_saved`), else those kept in its vocabulary. K is 0 if there are
+    fewer than `wanted`.
+    """
     extras = trained_extras(causal_lm(model))
     if extras.predictors is not None:
         ids = list(extras.predictors.ids)
@@ -344,11 +347,16 @@ def _find_predictors(
 def as_trained(
     options: AnalyzeOptions, given: Collection[str], places: Sequence[Place]
 ) -> tuple[AnalyzeOptions, Place | None]:
-    """The options, where they are not `given` as in the run of the first model that was trained on pairs, else of the first
-    that has a record; and that model, None where there is no record.
+    """Complete the options with those of the run of a model: the first trained on pairs, else the first with a record.
+
+    Options that are `given` stay. All options of the views are taken if the objective is that of the run, else only the
+    options that matter for every objective.
+
+    Returns:
+        The options, and the model of the run; None if no model has a record.
 
     Raises:
-        ConfigError: that run's objective is a class of the user's own, which is not run because a folder names it.
+        ConfigError: the run's objective is a class of the user's own, which may only run if the user names it.
     """
     recorded = [place for place in places if place.settings]
     if not recorded:
@@ -360,8 +368,8 @@ def as_trained(
         names = _VIEWS if objective == options.objective else _CHATS
     elif named_by_file(objective):
         raise ConfigError(
-            f"{place.name} was trained with your own objective, whose file is not run because a folder names it; "
-            f"give --{_NAME.objective} {objective}, or another one"
+            f"{place.name} was trained with an objective class of your own, which runs only if you name it; "
+            f"give --{_NAME.objective} {objective}, or another objective"
         )
     elif trained_pairs(own) and objective in options_of(AnalyzeOptions)[_NAME.objective].named:
         names = _VIEWS
@@ -372,11 +380,11 @@ def as_trained(
 
 
 def view_notes(model: AnalyzedModel, method: JEPAOptions) -> Iterator[str]:
-    """Where the states are not those that the model was trained on."""
+    """Differences between these states and those that the model was trained on."""
     own = model.place.settings
     if model.lacking:
-        yield f"it does not hold {model.lacking} predictor tokens ({PREDICTORS_FILE})"
-    # The model's tokenizer brings the template of its training.
+        yield f"it lacks {model.lacking} predictor tokens ({PREDICTORS_FILE})"
+    # The model's tokenizer has the template of its training.
     names = [
         name
         for name in (_NAME.system_prompt, *options_of(TemplateOptions))
@@ -386,12 +394,12 @@ def view_notes(model: AnalyzedModel, method: JEPAOptions) -> Iterator[str]:
         names += [_NAME.objective, _NAME.views, _NAME.step_pairs, _NAME.last_token, _NAME.readout]
     for name in names:
         if name in own and own[name] != getattr(method, name):
-            yield f"it was trained with --{name} {own[name]}, and is read with {getattr(method, name)}"
+            yield f"it was trained with --{name} {own[name]}, but is read with {getattr(method, name)}"
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without the warnings of transformers while it loads."""
+    """Suppress warnings of transformers within this context."""
     before = transformers.utils.logging.get_verbosity()
     transformers.utils.logging.set_verbosity_error()
     try:

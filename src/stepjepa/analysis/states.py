@@ -1,12 +1,12 @@
-"""The pairs of a data set, the states that a model makes of their views, and the file that keeps these.
+"""The pairs of a data set, a model's states of their views, and the file that stores these states.
 
-`save_states` writes one safetensors file, which any reader of that format opens:
+`save_states` writes a safetensors file, which any reader of that format can open:
 
-    source   (L, N, D) float32   states that the source views are read from, layer by layer
-    target   (L, N, D) float32   those of the target views, row i of both a pair
-    rows     (N,) int64          the pairs' rows in `file`, counted from 0
+    source   (L, N, D) float32   states of the source views, layer by layer
+    target   (L, N, D) float32   states of the target views; row i of both is a pair
+    rows     (N,) int64          row of each pair in `file`, counted from 0
 
-and in its metadata, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
+Its metadata has, under ``stepjepa.states``, a JSON object with ``version`` (1), ``model``, ``file``, and ``layers``, a
 list of L integers: 0 for the embeddings, i for the output of layer i, -1 for the last hidden state after the final norm.
 
 Shapes: L layers, N pairs, B examples, R rows, T tokens, D width, V vocabulary.
@@ -38,32 +38,32 @@ from stepjepa.forest.collate import collator_for
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
-from stepjepa.modeling.parts import backbone, decoder_layers
-from stepjepa.objectives.base import Objective, objective_of
+from stepjepa.modeling.parts import backbone, decoder_layers, embedding_rows
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import replacing
+from stepjepa.utils.text import counted
 
 KEY, VERSION = "stepjepa.states", 1
-FINAL = -1  # the layer that is the last hidden state after the final norm
+FINAL = -1  # stands for the last hidden state, after the final norm
 Advance = Callable[[int], None]  # called after each batch with the number of examples in it
 _NAME = Names(AnalyzeOptions)
 
 
 class StatesNotFinite(DataError):
-    """States that are NaN or infinite: the model has diverged, or its dtype is too short."""
+    """States that are NaN or infinite: the model has diverged, or the range of its dtype is too small."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of a data set, as one tokenizer and one method make them.
+    """The pairs of a data set, for one tokenizer and one method.
 
     Attributes:
-        file: of the rows.
-        examples: one for each pair, with that pair alone.
-        rows: (N,) int64, the pairs' rows, counted from 0.
-        report: on the rows.
+        file: name of the data set.
+        examples: an example per pair, with only that pair.
+        rows: (N,) int64, the row of each pair, counted from 0.
+        report: the data report of the rows.
     """
 
     file: str
@@ -82,71 +82,75 @@ def read_pairs(
     """The pairs of a data set's first rows, in their order.
 
     Args:
-        renderer: None where the tokenizer has no chat template, which plain text does not need.
-        options: as a run has them.
-        max_rows: read only so many.
+        renderer: None if the tokenizer has no chat template, which plain text does not need.
+        options: how a run encodes its rows.
+        max_rows: read at most this many rows.
 
     Raises:
-        DataError: nothing to read, or fewer than two pairs; with ``strict`` a row that cannot be used.
-        ConfigError: a tokenizer or template that cannot be used.
+        DataError: no row can be used, or there are fewer than two pairs; with ``strict``, a row cannot be used.
+        ConfigError: the tokenizer or the template cannot be used.
     """
     encode = make_encoder(rows, tokenizer, renderer, options)
     report = DataReport(rows.name)
     examples, numbers = list[Example](), list[int]()
-    first = 0
     numbered = islice(rows, max_rows)
     while chunk := [(rows.place(number), row) for number, row in islice(numbered, CHUNK_ROWS)]:
         encoded = encode(chunk)
+        numbers_of_chunk = report.rows_read + np.arange(len(chunk))
         report.add(encoded.report)
-        rows_of_examples = np.repeat(np.arange(first, first + len(chunk)), encoded.counts)
+        rows_of_examples = np.repeat(numbers_of_chunk, encoded.counts)
         for row, example in zip(rows_of_examples.tolist(), encoded.store, strict=True):
             for pair in example.pairs:
                 examples.append(example.with_pairs([pair]))
                 numbers.append(row)
-        first += len(chunk)
     report.require(report.examples)
     if len(examples) < 2:
         objective = options.objective.name if options.objective else Regular.name
-        message = f"{report.source}: {len(examples)} pairs for {objective}; at least two are needed"
+        found = counted(len(examples), "pair")
+        message = f"{report.source}: {found} for {objective}; at least two are needed"
         for name, count in report.examples_without_pairs.items():
             message += f"; {count} {reason_words(name)}"
         raise DataError(message)
     return Pairs(rows.name, tuple(examples), np.array(numbers, np.int64), report)
 
 
-def every_step(method: JEPAOptions) -> Objective:
-    """The objective that pairs every step with the next one, by last states on the trunk, whatever `method` pairs."""
-    return objective_of(
-        replace(
-            method,
-            objective=StepJEPA.name,
-            step_pairs="all",
-            horizon=1,
-            multi_horizon=None,
-            last_token=None,
-            readout="last",
-            readout_layer=None,
-            predictors=0,
-            forward="packed",
-            jepa_target_column=None,
-        )
+def every_step(method: JEPAOptions) -> JEPAOptions:
+    """The options of an objective that pairs every step with the next one, both read at their last token on the trunk.
+
+    Only options other than those of the views are as in `method`.
+    """
+    return replace(
+        method,
+        objective=StepJEPA.name,
+        step_pairs="all",
+        horizon=1,
+        multi_horizon=None,
+        last_token=None,
+        readout="last",
+        readout_layer=None,
+        predictors=0,
+        forward="packed",
+        jepa_target_column=None,
     )
 
 
 class Walks(NamedTuple):
-    """States on the trunk, after the final norm, behind the steps of answers.
+    """States on the trunk, after the final norm, at the ends of the steps of answers.
 
     Attributes:
         states: (M, D) float32.
-        places: (M, 2) int64, row and number of the walk; one walk's states follow each other in order.
+        places: (M, 2) int64, each state's row, and the number of its walk in that row; a walk's states are consecutive.
     """
 
     states: np.ndarray
     places: np.ndarray
 
     def pairs(self, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Of all t that have a step before them and one `horizon` steps later: the rows (N,) int64, and the states behind
-        steps t - 1, t and t + `horizon`, (N, D) float64 each."""
+        """For every t with these steps: its row, and the states after steps t - 1, t and t + `horizon`.
+
+        Returns:
+            (N,) int64, and three times (N, D) float64.
+        """
         first = np.arange(max(len(self.places) - horizon - 1, 0))
         whole = (self.places[first] == self.places[first + horizon + 1]).all(axis=1)
         at = first[whole]
@@ -161,10 +165,10 @@ class States:
     """States of both views in some layers of one model.
 
     Attributes:
-        layers: (L,) 0 the embeddings, i after layer i, -1 after the final norm.
+        layers: (L,) numbers: 0 the embeddings, i after layer i, -1 after the final norm.
         rows: (N,) int64, see `Pairs`.
         source, target: (L, N, D) float32.
-        walks: states after the final norm behind the steps of every answer; None where they were not asked for.
+        walks: states after the steps of every answer; None if they were not requested.
     """
 
     model: str
@@ -182,11 +186,10 @@ class States:
 
 
 def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[int, ...]:
-    """The layers that are asked for, each once; without `layers` all: 0, the embeddings, to the last one, and -1 after the
-    final norm.
+    """The requested layers, each once. None requests all: 0 (the embeddings) to the last layer, and -1 (the final norm).
 
     Raises:
-        ConfigError: the model has no such layer, or its layers go by no known name.
+        ConfigError: the model has no such layer, or its layers have no known name.
     """
     if layers is not None and set(layers) == {FINAL}:
         return (FINAL,)
@@ -219,25 +222,27 @@ def collect_states(
     advance: Advance = lambda count: None,
     head_layer: int = FINAL,
 ) -> States:
-    """States of both views in some layers, float32, in the two-pass form: it needs no mask but padding, so it serves every
-    architecture and every layer, and the numbers are those of the other forms.
+    """States of both views in some layers, in float32.
+
+    They are computed in the two-pass form, which needs no mask except for padding, so that every architecture and every
+    layer can be read. The other forms give the same states.
 
     Args:
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
-        name: of the model, for the file and for messages.
-        predictor_ids: ids of the K predictors in their order; with none a source is read at its last token.
+        name: name of the model, for the file and for messages.
+        predictor_ids: ids of the K predictors in their order; if empty, a source is read at its last token.
         head_layer: see `read_states`.
 
     Raises:
         ConfigError: see `layers_of`.
-        StatesNotFinite: some are.
+        StatesNotFinite: some states are not finite.
     """
     chosen = layers_of(model, layers)
     collator = collator_for("two_pass", predictor_ids, pad_token_id, separate_targets=True)
     views = read_states(
         model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer
     )
-    return States(name, pairs.file, chosen, pairs.rows, views[0], views[1])
+    return States(name, pairs.file, chosen, pairs.rows, *views)
 
 
 @torch.no_grad()
@@ -249,26 +254,26 @@ def read_states(
     layers: Sequence[int] = (FINAL,),
     batch_size: int = 16,
     advance: Advance = lambda count: None,
-    head_layer: int = FINAL,
+    head_layer: int | None = FINAL,
 ) -> np.ndarray:
-    """Run a model over examples.
+    """Run a model over examples, and read the states of both views of every pair.
 
     A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources of one layer, as in
-    training. Targets are encoded by the model itself, also where an EMA encoder did that in training.
+    training. Targets are encoded by the model itself, even if an EMA encoder encoded them in training.
 
     Args:
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
         collator: with the model's predictors.
-        head_layer: the layer that the predictor head was trained on.
+        head_layer: the layer that the predictor head was trained on; None to leave out the head.
 
     Returns:
         (2, L, P, D) float32, states of the sources and of the targets of all pairs, in the order of the examples.
 
     Raises:
-        StatesNotFinite: some states are not.
+        StatesNotFinite: some states are not finite.
     """
     inner: Any = causal_lm(model)
-    device = inner.get_input_embeddings().weight.device
+    device = embedding_rows(inner).device
     predictor = trained_extras(inner).head
     ends = np.cumsum([len(example.pairs) for example in examples])
     views = np.empty(0, np.float32)
@@ -291,31 +296,30 @@ def read_states(
             advance(len(numbers))
     if not np.isfinite(views).all():
         raise StatesNotFinite(
-            f"{name}: some states are not finite; its weights are broken, or --{_NAME.dtype} has too small a range"
+            f"{name}: some states are not finite; the weights are broken, or the range of --{_NAME.dtype} is too small"
         )
     return views
 
 
-def _read_layers(
-    inner: Any, batch: Batch, layers: Sequence[int]
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
+def _read_layers(inner: Any, batch: Batch, layers: Sequence[int]) -> list[list[torch.Tensor]]:
     """States (P, D) of the sources and of the targets of a batch, layer by layer."""
     parts = batch.every_rows
     sizes = [rows.input_ids.numel() for rows in parts]
-    # Targets in rows of their own count from the first of these.
-    shift = 0 if batch.target_rows is None else sum(sizes[:-1])
-    sources, targets = batch.sources.positions, batch.targets.positions + shift
-    # The chats themselves are not computed if no view is read there.
-    if min(sources.min(), targets.min()) >= sizes[0]:
-        parts, sources, targets = parts[1:], sources - sizes[0], targets - sizes[0]
-    source_reads = replace(batch.sources, positions=sources)
-    target_reads = replace(batch.targets, positions=targets)
+    sources, targets = batch.sources, batch.targets
+    # Positions of targets in separate rows count from the first of these rows.
+    if batch.target_rows is not None:
+        targets = replace(targets, positions=targets.positions + sum(sizes[:-1]))
+    sides = [sources, targets]
+    # The trunks are not computed if no view is read in them.
+    if min(side.positions.min() for side in sides) >= sizes[0]:
+        parts = parts[1:]
+        sides = [replace(side, positions=side.positions - sizes[0]) for side in sides]
     wanted = [None if layer == FINAL else layer for layer in layers]
     by_part = [layer_states(inner, rows, wanted) for rows in parts]
     read = []
     for layer in wanted:
         states_TD = torch.cat([by_layer[layer] for by_layer in by_part])
-        read.append((read_vectors(states_TD, source_reads), read_vectors(states_TD, target_reads)))
+        read.append([read_vectors(states_TD, side) for side in sides])
     return read
 
 
@@ -326,29 +330,29 @@ def _source_length(example: Example) -> int:
 
 
 def save_states(states: States, path: Path) -> None:
-    """Write states with an atomic write; the same states give the same bytes.
+    """Write states atomically; equal states give equal bytes.
 
     Raises:
-        OSError: it could not be written; what was there before is unchanged.
+        OSError: the file cannot be written; an existing file is unchanged.
     """
     from safetensors.numpy import save_file
 
     tensors = {"source": states.source, "target": states.target, "rows": states.rows}
-    # One entry, for safetensors writes several in any order.
+    # A single entry, because safetensors writes several entries in any order.
     about = {"model": states.model, "file": states.file}
     header = {"version": VERSION, **about, "layers": list(states.layers)}
-    # Straight to the disk: some gigabytes need no copy in memory.
+    # Written directly to disk, because a copy of several gigabytes in memory is not needed.
     with replacing(path) as temporary:
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
 
 
 def check_alike(states: Mapping[str, States]) -> None:
-    """Refuse states that are not of the same pairs (DataError)."""
+    """Check that all states belong to the same pairs. Raises DataError: they do not."""
     (label, first), *others = states.items()
     for other, one in others:
         if one.file != first.file or not np.array_equal(one.rows, first.rows):
             raise DataError(
-                f"states of {label} are of {len(first.rows)} pairs of {first.file}, those of {other} of {len(one.rows)} of "
-                f"{one.file}, and not of the same rows; where tokenizers or positions differ, change "
-                f"--{_NAME.max_length} until every row fits"
+                f"states of {label} belong to {counted(len(first.rows), 'pair')} of {first.file}, those of {other} to "
+                f"{len(one.rows):,} of {one.file}, and the rows differ; if the models' tokenizers or numbers of positions "
+                f"differ, change --{_NAME.max_length} so that every row fits"
             )

@@ -1,1 +1,1 @@
-"""Evaluation: generating answers and comparing them with the known ones."""
+"""Evaluation: generating answers and comparing them with the references."""

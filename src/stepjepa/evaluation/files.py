@@ -1,7 +1,7 @@
-"""The model of an evaluation, and the files in the evaluation's folder (see `stepjepa.generation.output`):
+"""The model that is evaluated, and the files in the evaluation's folder (see `stepjepa.generation.output`):
 
 predictions.jsonl     the answers
-answer_nll.jsonl      likelihoods, if nothing is generated
+answer_nll.jsonl      the likelihoods, if no answers are generated
 metrics.json          the result
 predictions.partial   finished batches, while the evaluation runs
 """
@@ -42,19 +42,19 @@ class ModelToEvaluate:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of the model's files (see `model_parts`) and those of its base; a Hub model counts by name and commit."""
+        """A digest of the files of the model and its base (see `model_parts`); for a Hub model, of its name and commit."""
         place = self.place
         model = _parts(place.folder, f"{place.name}:{_commit(place.name)}")
         if place.base is None:
             return digest(model)
         base = _parts(Path(place.base), f"{place.base}{_commit(place.base)}")
-        # With --no_lora the adapter has no influence.
+        # With --no_lora the adapter has no effect.
         adapter = [] if self.options.no_lora else model
         return digest([*adapter, b"base:", *base])
 
 
 def _parts(folder: Path | None, name: str) -> list[bytes]:
-    """What identifies a model: the files of its folder, or its name if there is no local folder."""
+    """The bytes that identify a model: the files of its folder, or its name if there is no local folder."""
     return list(model_parts(folder)) if folder is not None and folder.is_dir() else [name.encode()]
 
 
@@ -74,7 +74,7 @@ def find(options: EvaluateOptions) -> ModelToEvaluate:
     place = find_model(str(options.model_name))
     prompter = place.prompter(load_place_tokenizer(place, options.trust_remote_code), options)
     trained_length = place.settings.get("max_length")
-    # Everything that the answers depend on is filled in here, so that the identity of the evaluation holds real values.
+    # Defaults that the answers depend on are resolved here, so that the evaluation's identity contains their values.
     options = replace(
         options,
         batch_size=options.batch_size
@@ -90,7 +90,7 @@ def find(options: EvaluateOptions) -> ModelToEvaluate:
 
 
 def output_paths(model: ModelToEvaluate, data: str) -> Paths:
-    """Paths of the files, by default in ``evaluation-<data>`` in the model's folder, for a Hub id in
+    """Paths of the files. The default folder is ``evaluation-<data>`` in the model's folder; for a Hub id it is
     ``evaluation-<model>-<data>`` in the current folder."""
     options, place = model.options, model.place
     if options.output_file is not None:
@@ -105,7 +105,7 @@ def output_paths(model: ModelToEvaluate, data: str) -> Paths:
     name = slug(Path(data).stem if is_path else data)
     if options.output_dir:
         folder = Path(options.output_dir)
-        # With the harness, the output folder holds a folder for each list of tasks.
+        # With the harness, the output folder contains one folder per list of tasks.
         folder = folder / f"evaluation-{name}" if options.harness else folder
     elif place.folder is not None:
         folder = place.folder / f"evaluation-{name}"
@@ -160,7 +160,7 @@ def metrics_record(
 
 
 def restore(log: ReplyLog, record: Record, path: Path) -> None:
-    """Put the answers of a complete evaluation into a log, if it generated any. Raises DataError: they cannot be read."""
+    """Copy the answers of a complete evaluation, if it has any, into a log. Raises DataError: they cannot be read."""
     log.seconds = float(record["generation"].get("seconds") or 0.0)
     for stored in read_predictions(path) if path.is_file() else ():
         log.replies[stored.index] = Reply(

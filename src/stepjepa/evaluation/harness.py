@@ -1,5 +1,5 @@
-"""``stepjepa evaluate --harness``: tasks of the lm-evaluation-harness, with the chat template and system message of the
-training. Reports read the results like those of any other evaluation.
+"""``stepjepa evaluate --harness``: runs tasks of the lm-evaluation-harness with the chat template and system message used
+in training. Reports read the results like those of any other evaluation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.score import EvaluationResult, earlier_result
 from stepjepa.evaluation.statistics import normal
 from stepjepa.generation.local import config_set_aside
-from stepjepa.generation.output import digest_of, reading_record
+from stepjepa.generation.output import Record, digest_of, reading_record
 from stepjepa.generation.place import load_place
 from stepjepa.utils.terminal import Bar
 
@@ -47,7 +47,7 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
             raise ConfigError(f"--{_NAME.harness}: the harness has no task {name!r}{near}")
     tasks: list[str] = manager.match_tasks(names)
 
-    # The tasks take the place of the data: the identity of the evaluation depends on the expanded patterns.
+    # In the identity of the evaluation, the tasks that the patterns match take the place of the data.
     target = files.find(options)
     paths = files.output_paths(target, "-".join(names))
     output = files.open_output(target, paths, digest_of([*tasks, target.system.text]))
@@ -73,9 +73,7 @@ def evaluate_harness(options: EvaluateOptions) -> EvaluationResult:
     return result
 
 
-def _run(
-    manager: Any, tasks: list[str], model: nn.Module, target: files.ModelToEvaluate
-) -> dict[str, Any]:
+def _run(manager: Any, tasks: list[str], model: nn.Module, target: files.ModelToEvaluate) -> Record:
     """The report of the harness's `simple_evaluate`. Raises ConfigError: the harness cannot run a task."""
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
@@ -103,7 +101,7 @@ def _run(
                 log_samples=False,
                 apply_chat_template=True,
                 system_instruction=target.system.text,
-                # Tasks that run generated programs read the same variable in their metric, and refuse without it.
+                # The metrics of tasks that run generated programs read the same variable, and fail without it.
                 confirm_run_unsafe_code=os.environ.get("HF_ALLOW_CODE_EVAL") == "1",
             )
     except Exception as error:
@@ -111,13 +109,13 @@ def _run(
 
 
 def _as_trained(language_model: Any, prompter: Prompter) -> Any:
-    """The harness's model class with our prompts, and with responses that leave out thinking before the answer."""
+    """The harness's model class with our prompts, and with thinking removed from its responses."""
 
     class Model(language_model):
         def apply_chat_template(self, chat_history: Any, add_generation_prompt: bool = True) -> str:
             if add_generation_prompt:
                 return prompter.text(chat_history)
-            # The last message is the start of an answer, which a prompter has no form for.
+            # The last message is the start of an answer, which `Prompter` cannot render.
             return super().apply_chat_template(chat_history, add_generation_prompt)
 
         def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
@@ -131,7 +129,7 @@ def _as_trained(language_model: Any, prompter: Prompter) -> Any:
     return Model
 
 
-def metrics_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def metrics_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Record]:
     """The results of tasks and their subtasks, with normal intervals from their standard errors."""
     metrics = {}
     for name, values in results.items():

@@ -1,6 +1,6 @@
 """The negative log-likelihood of the reference answers, token by token, as training computes its LM loss.
 
-`answer_nll` covers all tokens of an answer, `content_nll` those without the end of turn, `end_nll` the end of turn alone.
+`answer_nll` covers all tokens of an answer, `content_nll` all but the end of turn, `end_nll` only the end of turn.
 
 Shapes: B chats of a batch, T tokens, D width, N labelled positions of a chat.
 """
@@ -28,9 +28,10 @@ from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.evaluation.statistics import mean
 from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
+from stepjepa.generation.output import Record
 from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.parts import output_head, vocabulary_size
+from stepjepa.modeling.parts import embedding_rows, output_head, vocabulary_size
 from stepjepa.utils.terminal import Bar
 
 _NAME = Names(GeneratorOptions)
@@ -46,7 +47,7 @@ class TokenLoss(NamedTuple):
 
     @property
     def mean(self) -> float | None:
-        """Nats per token; None without a token."""
+        """Nats per token; None if there are no tokens."""
         return self.total / self.tokens if self.tokens else None
 
 
@@ -54,12 +55,12 @@ class Likelihoods(NamedTuple):
     """Likelihoods of the reference answers.
 
     Attributes:
-        metrics: metric -> its summary.
-        rows: index of a question -> the values that are stored: every metric, and the numbers of tokens.
+        metrics: metric -> summary.
+        rows: index of a question -> the values to store: every metric, and the numbers of tokens.
     """
 
-    metrics: dict[str, dict[str, Any]]
-    rows: dict[int, dict[str, Any]]
+    metrics: dict[str, Record]
+    rows: dict[int, Record]
 
 
 def likelihoods(
@@ -71,11 +72,11 @@ def likelihoods(
     max_length: int | None,
     bar: Bar,
 ) -> Likelihoods:
-    """Compute the metrics `names`; nothing without names.
+    """Compute the metrics `names`; empty without names.
 
     Args:
         model: a causal LM, PEFT models included. Its train/eval mode is restored afterwards.
-        max_length: longest chat in tokens; longer ones are cut on the right and counted.
+        max_length: longest chat in tokens; longer chats are truncated on the right and counted.
 
     Raises:
         ConfigError: the tokenizer cannot be used, or a batch does not fit into memory.
@@ -86,7 +87,7 @@ def likelihoods(
     examples, report = encode_answers(questions, prompter, model, max_length)
     vocabulary, ends = softmax_size(model, prompter), prompter.stop_ids(None)
     bar.begin("likelihoods", len(examples))
-    # Similar lengths share a batch, which saves padding, and the largest batch fails at once if memory is short.
+    # Sorting by length saves padding. The longest chats come first, so that a lack of memory shows at once.
     order = sorted(examples, key=lambda index: len(examples[index].trunk), reverse=True)
     computed: dict[int, dict[str, TokenLoss]] = {}
     for begin in range(0, len(order), batch_size):
@@ -96,8 +97,8 @@ def likelihoods(
             losses = answer_losses(model, [examples[index] for index in batch], vocabulary, ends)
         computed.update(zip(batch, losses, strict=True))
         bar.step(len(batch))
-    # In the order of the file again.
-    rows = dict[int, dict[str, Any]]()
+    # Back in the order of the file.
+    rows = dict[int, Record]()
     for index in examples:
         by_metric = computed[index]
         rows[index] = {name: loss.mean for name, loss in by_metric.items()}
@@ -115,12 +116,12 @@ def encode_answers(
     """Encode the chats as in training with labels `assistant`.
 
     Returns:
-        Index of a question -> its chat, and the counts of rows that cannot be used and of answers that were cut.
+        Index of a question -> its encoded chat, and the report on unusable rows and truncated answers.
 
     Raises:
         ConfigError, DataError: as for `likelihoods`.
     """
-    # The encoder cuts at the model's own limit too: positions beyond it would fail or mean nothing.
+    # The encoder also truncates at the model's own limit, because positions beyond it fail or are untrained.
     positions = max_positions(causal_lm(model)) or NO_LIMIT
     options = EncodeOptions(max_length=min(max_length or NO_LIMIT, positions))
     encoder = RowEncoder(
@@ -150,8 +151,8 @@ def answer_losses(
     The rows are padded on the right and masked. Logits are computed at labelled positions only.
     """
     inner: Any = causal_lm(model)
-    device = inner.get_input_embeddings().weight.device
-    # The head of training, so that both compute the same loss.
+    device = embedding_rows(inner).device
+    # The same output head as in training, so that the losses are equal.
     head = output_head(inner, vocabulary)
     trunks = [torch.from_numpy(example.trunk.astype(np.int64)) for example in examples]
     ids_BT = pad_sequence(trunks, batch_first=True).to(device)
@@ -189,14 +190,14 @@ def softmax_size(model: nn.Module, prompter: Prompter) -> int:
     return rows - len(kept) if kept == list(range(rows - len(kept), rows)) else rows
 
 
-def summarise(losses: Sequence[TokenLoss], report: DataReport) -> dict[str, Any]:
+def summarise(losses: Sequence[TokenLoss], report: DataReport) -> Record:
     """Summarize a metric: mean per token, perplexity, and the mean over rows with its interval.
 
     Args:
-        report: of the encoded rows.
+        report: the report on the encoded rows.
     """
     tokens = sum(loss.tokens for loss in losses)
-    # Tokens of a chat are not independent, so the interval is that of the mean over rows.
+    # Tokens of a chat are not independent, so the interval belongs to the mean over rows.
     value = math.fsum(loss.total for loss in losses) / tokens if tokens else None
     means = [loss.mean for loss in losses if loss.mean is not None]
     rows = mean(means)

@@ -36,7 +36,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
         resume=True,
         aliases=("model_path",),
     )
-    no_lora: bool = option(False, "For a LoRA adapter, evaluate the base model alone.", _MODEL)
+    no_lora: bool = option(False, "For a LoRA adapter, evaluate only the base model.", _MODEL)
     backend: Literal["transformers", "vllm"] = option("transformers", "Generation backend.", _MODEL)
 
     test_file: str | None = option(
@@ -62,13 +62,13 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
 
     metric: list[str] | None = option(
         None,
-        f"{_KNOWN.capitalize()}. The first decides what counts as correct; with --analyze, the metric to compare by.",
+        f"{_KNOWN.capitalize()}. The first decides which answers are correct; with --analyze, the metric to compare by.",
         _METRIC,
         resume=True,
     )
     metric_options: dict[str, Any] | None = option(
         None,
-        'Options of the metrics, as in \'{"db_folder": "spider/database"}\'.',
+        'Options of the metrics, such as \'{"db_folder": "spider/database"}\'.',
         _METRIC,
         resume=True,
     )
@@ -88,12 +88,12 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     )
     output_file: str | None = option(
         None,
-        "File for the predictions (.jsonl, or .json for one array); the metrics are written next to it.",
+        "File for the predictions (.jsonl, or .json for a single array); the metrics are written next to it.",
         _OUTPUT,
         resume=True,
     )
     overwrite_output_dir: bool = option(
-        False, "Replace what an earlier evaluation has written there.", _OUTPUT, resume=True
+        False, "Replace the files of an earlier evaluation.", _OUTPUT, resume=True
     )
     json: bool = option(False, "Print the result as one JSON object.", _OUTPUT, resume=True)
 
@@ -105,7 +105,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
     )
     show: int = option(
         2,
-        "With --analyze and one file: examples of each kind of error to show.",
+        "With --analyze and one file: number of examples to show per kind of error.",
         _ANALYSIS,
         at_least=0,
         needs={"analyze": True},
@@ -114,21 +114,21 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
 
     harness: list[str] | None = option(
         None,
-        "Tasks of the lm-evaluation-harness instead of a file, as in mmlu,ifeval.",
+        "Tasks of the lm-evaluation-harness to run instead of a file, such as mmlu,ifeval.",
         _HARNESS,
         resume=True,
     )
     harness_include: str | None = option(
-        None, "Folder with further tasks (YAML).", _HARNESS, needs={"harness": True}, resume=True
+        None, "Folder with additional tasks (YAML).", _HARNESS, needs={"harness": True}, resume=True
     )
     harness_fewshot: int | None = option(
-        None, "Few-shot examples before each question. Default: the task's own number, or none.", _HARNESS, at_least=0,
+        None, "Number of few-shot examples per question. Default: the task's own.", _HARNESS, at_least=0,
         needs={"harness": True},
     )  # fmt: skip
 
     def check(self) -> None:
         """As `Topic.check`; raises ConfigError."""
-        # The checks of --harness come first: the others would ask for a file that it does not read.
+        # --harness is checked first, because the other checks would require a file that the harness does not read.
         if self.harness is not None:
             self._check_harness()
         super().check()
@@ -151,7 +151,7 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             if excluded:
                 what = f"leave --{excluded[0]} out"
             raise ConfigError(
-                f"--{_NAME.harness} runs tasks of the harness with transformers; {what}"
+                f"--{_NAME.harness} runs only the harness's own tasks, with transformers; {what}"
             )
 
     def _check_file(self) -> None:
@@ -173,18 +173,18 @@ class EvaluateOptions(GeneratorOptions, ColumnOptions):
             file = f"--{_NAME.output_file} {self.output_file}"
             if self.output_dir is not None:
                 raise ConfigError(
-                    f"{file} names the predictions by itself; leave --{_NAME.output_dir} out"
+                    f"{file} already sets where the predictions go; leave --{_NAME.output_dir} out"
                 )
             if Path(self.output_file).suffix not in (".json", ".jsonl"):
-                raise ConfigError(f"{file}: the name of a file must end in .jsonl or .json")
+                raise ConfigError(f"{file}: the file name must end in .jsonl or .json")
         likelihoods = model_metrics(self.metric)
         if self.backend == "vllm" and likelihoods:
             raise ConfigError(
-                f"{likelihoods[0]} needs --{_NAME.backend} transformers: vLLM gives no states"
+                f"{likelihoods[0]} needs --{_NAME.backend} transformers: vLLM does not return hidden states"
             )
 
     def notes(self) -> list[str]:
-        """A line for each option that was set but has no effect with the other ones."""
+        """A line for each option that was set but has no effect in combination with the others."""
         return [f"note     {unread}" for unread in unread_options(self, vars(self))]
 
 

@@ -1,4 +1,4 @@
-"""Predictions, one line for each question: reading them, classifying the wrong ones, and comparing two files
+"""Reads files of predictions, one line per question, classifies the wrong ones, and compares two files
 (``stepjepa evaluate --analyze``)."""
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from stepjepa.evaluation.metrics import NLL
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.statistics import (
     Interval,
+    PairedCounts,
     accuracy_difference,
     conclusion,
     mcnemar_p,
@@ -24,7 +25,7 @@ from stepjepa.evaluation.statistics import (
     paired_counts,
     share,
 )
-from stepjepa.generation.output import json_line
+from stepjepa.generation.output import Record, json_line
 from stepjepa.utils.files import json_bytes
 from stepjepa.utils.text import PAGE, one_line, wrapped
 
@@ -36,16 +37,16 @@ LIKELIHOOD = ("answer_nll", "content_nll", "end_nll", "answer_tokens", "end_toke
 # Fields that are left out of a line when they are None.
 _OPTIONAL = ("note", "undecided", "drafts", *LIKELIHOOD)
 _TYPES: dict[str, tuple[type, ...]] = {"index": (int,), "correct": (bool,), NLL: (int, float)}
-# Kinds of errors, in the order in which `error_kind` tests them: a wrong answer has the first kind that fits.
+# Kinds of errors, in the order in which `error_kind` tests them: a wrong answer is of the first kind that fits.
 KINDS = {
-    "refused": "no room for the prompt",
-    "empty": "nothing written",
+    "refused": "prompt too long",
+    "empty": "empty response",
     "cut_off": f"cut off at {_NAME.max_new_tokens}",
     "no_answer": "no answer found",
     "unknown": "the metric could not decide",
     "invalid": "no valid expression or query",
     "elsewhere": "the right answer elsewhere in the text",
-    "wrong": "another answer",
+    "wrong": "a different answer",
 }
 # Longest answer, and longest question or response, on the terminal, in characters.
 _QUOTED, _SHOWN = 80, 200
@@ -61,9 +62,9 @@ class Prediction:
         ground_truth: the column `ground_truth`, else the text of the reference answer.
         generated_response: the text that the model generated.
         gt_answer, gen_answer: the answers that the first metric extracted from the reference and from the response.
-        correct: whether the response is right by the first metric; None if that metric is not a yes-or-no one.
-        stop_reason: ``stop`` (the model ended by itself), ``length`` (cut off), ``refused`` (no room for the prompt).
-        tokens: new tokens, including the one that ends the response.
+        correct: whether the response is right by the first metric; None if that metric is not binary.
+        stop_reason: ``stop`` (the model ended by itself), ``length`` (cut off), ``refused`` (the prompt is too long).
+        tokens: number of new tokens, including the one that ends the response.
         scores: metric -> score.
         note: why the first metric's score is not 1.
         undecided: `Judgement.undecided` of the first metric.
@@ -91,8 +92,8 @@ class Prediction:
     end_tokens: int | None = None
     drafts: Sequence[int] | None = None
 
-    def record(self) -> dict[str, Any]:
-        """The line of a file, as plain JSON values."""
+    def record(self) -> Record:
+        """The prediction as a line of a file, in plain JSON values."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -102,7 +103,7 @@ class Prediction:
     def values(self) -> dict[str, float]:
         """Metric -> value, including ``answer_nll``."""
         values = dict(self.scores)
-        # Files of other programs may hold the verdict without naming a metric.
+        # Files of other programs may have a verdict but no named metric.
         if not values and self.correct is not None:
             values["correct"] = float(self.correct)
         if self.answer_nll is not None:
@@ -111,11 +112,11 @@ class Prediction:
 
 
 def quoted(text: str | None) -> str:
-    """A text in quotation marks on one short line; the word none for None."""
+    """A text in quotation marks, shortened to one line; the word none for None."""
     return "none" if text is None else repr(one_line(text, _QUOTED))
 
 
-def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[bytes]:
+def record_lines(path: Path, records: Iterable[Record]) -> Iterable[bytes]:
     """Records as lines of a JSONL file, or as one array for a ``.json`` file."""
     if path.suffix == ".json":
         return [json_bytes(list(records), indent=1), b"\n"]
@@ -125,14 +126,14 @@ def record_lines(path: Path, records: Iterable[dict[str, Any]]) -> Iterable[byte
 def read_predictions(path: Path) -> list[Prediction]:
     """Read a file of JSON lines, or of one JSON array.
 
-    A row needs ``question``, and ``generated_response`` or ``answer_nll``. Without an `index` it gets its position.
+    A row needs ``question``, and ``generated_response`` or ``answer_nll``. The default of ``index`` is the row's position.
 
     Raises:
         DataError: the file cannot be read, or a row is not a prediction.
     """
     if not path.is_file():
         raise DataError(
-            f"{path}: {'is a folder; give the predictions in it' if path.is_dir() else 'no such file'}"
+            f"{path}: {'is a folder; give the file of predictions in it' if path.is_dir() else 'no such file'}"
         )
     rows = RowSource(path)
     names = [attribute.name for attribute in fields(Prediction)]
@@ -145,14 +146,14 @@ def read_predictions(path: Path) -> list[Prediction]:
         values.setdefault("index", len(predictions))
         for name in {"gt_answer", "gen_answer", "ground_truth"} & values.keys():
             values[name] = str(values[name])
-        # JSON has no NaN, so it was written as null.
+        # JSON has no NaN, so NaN was written as null.
         scores = values.get("scores", {})
         values["scores"] = {
             name: math.nan if score is None else score for name, score in scores.items()
         }
         predictions.append(Prediction(**values))
     if not predictions:
-        raise DataError(f"{path}: holds no predictions")
+        raise DataError(f"{path}: contains no predictions")
     return predictions
 
 
@@ -172,20 +173,20 @@ def _problem_of(row: Any) -> str:
     if not isinstance(scores, dict) or any(
         type(score) not in (int, float, type(None)) for score in scores.values()
     ):
-        return f"scores is {scores!r}, not the number of each metric"
+        return f"scores is {scores!r}, not an object with a number for each metric"
     return ""
 
 
 @dataclass
 class PredictionAnalysis:
-    """Summary of a file of predictions; ``str()`` gives the text that is printed.
+    """Summary of a file of predictions; ``str()`` gives the printed text.
 
     Attributes:
-        metric: the metric by which answers are right or wrong.
-        n, correct: number of predictions, and of right ones.
-        accuracy: the share of right ones, with its interval.
+        metric: the metric that decides which answers are right.
+        n, correct: number of predictions, and of right predictions.
+        accuracy: the share of right predictions, with its interval.
         kinds: kind of error -> number of wrong predictions.
-        examples: kind of error -> its first predictions.
+        examples: kind of error -> the first predictions of that kind.
     """
 
     file: str
@@ -196,7 +197,7 @@ class PredictionAnalysis:
     kinds: dict[str, int]
     examples: dict[str, list[Prediction]]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """As plain JSON values."""
         return {**asdict(self), "accuracy": self.accuracy._asdict()}
 
@@ -234,39 +235,38 @@ class PairedMetric:
     """Two models compared by one metric on the same questions.
 
     Attributes:
-        difference: the second model's mean minus the first one's; for ``answer_nll`` lower is better.
+        difference: the second model's mean minus the first model's; for ``answer_nll`` lower is better.
         n: number of questions for which both models have a value.
-        counts: see `paired_counts`; None if the metric is not a yes-or-no one.
+        counts: None unless all values are 0 or 1.
     """
 
     metric: str
     difference: Interval
     n: int
-    counts: tuple[int, int, int, int] | None = None
+    counts: PairedCounts | None = None
 
 
 @dataclass
 class PredictionComparison:
-    """Two models on the same questions; ``str()`` gives the text that is printed.
+    """Two models on the same questions; ``str()`` gives the printed text.
 
     Attributes:
         a, b: the files; a is the baseline.
-        paired: the metric by which answers are right or wrong.
+        paired: the comparison by the metric that decides which answers are right.
         counts: number of questions that both, only a, only b, or neither answered right.
     """
 
     a: str
     b: str
     paired: PairedMetric
-    counts: tuple[int, int, int, int]
+    counts: PairedCounts
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """As plain JSON values."""
-        counts = dict(zip(("both", "only_a", "only_b", "neither"), self.counts, strict=True))
         difference = self.paired.difference._asdict()
         return {
             **asdict(self),
-            **counts,
+            **self.counts._asdict(),
             "paired": {"metric": self.paired.metric, "difference": difference},
         }
 
@@ -277,7 +277,7 @@ class PredictionComparison:
         both, only_a, only_b, neither = self.counts
         difference = self.paired.difference
         # The accuracies with their intervals, then the paired difference, which the two intervals do not show.
-        yield f"right is what {self.paired.metric} calls right"
+        yield f"answers are judged by {self.paired.metric}"
         yield f"A  {self.a}: {share(both + only_a, self.paired.n).percent()}"
         yield f"B  {self.b}: {share(both + only_b, self.paired.n).percent()}"
         p = mcnemar_p(only_a, only_b)
@@ -295,10 +295,10 @@ def analyze_predictions(path: Path, show: int = 2, metric: str | None = None) ->
 
     Args:
         show: number of examples of each kind.
-        metric: the metric by which answers are right or wrong; by default the first one in the file.
+        metric: the metric that decides which answers are right; by default the first in the file.
 
     Raises:
-        DataError: the file cannot be read, or the metric does not give 0 or 1 for every answer.
+        DataError: the file cannot be read, or an answer has no 0 or 1 for the metric.
     """
     predictions = read_predictions(path)
     first = predictions[0].values()
@@ -327,7 +327,7 @@ def compare(first: Path, second: Path, metric: str | None = None) -> PredictionC
 
     Args:
         first: file of the baseline.
-        metric: the metric by which answers are right or wrong; by default the first one in the baseline's file.
+        metric: the metric that decides which answers are right; by default the first in the baseline's file.
 
     Raises:
         DataError: a file cannot be read, or the questions or the metrics differ.
@@ -345,13 +345,13 @@ def compare(first: Path, second: Path, metric: str | None = None) -> PredictionC
 
 
 def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
-    """Pair two files by question, for each metric in both, including ``answer_nll``.
+    """Pair two files by question, for each metric that is in both, including ``answer_nll``.
 
     Raises:
         DataError: a file cannot be read, the questions differ, or no metric is in both.
     """
     pairs = _same_questions(first, second)
-    # Dictionaries as ordered sets: the first metric of an evaluation comes first in every table.
+    # Dictionaries serve as ordered sets: the first metric of an evaluation comes first in every table.
     metrics_a: dict[str, None] = {}
     metrics_b: dict[str, None] = {}
     for a, b in pairs:
@@ -359,13 +359,13 @@ def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
         metrics_b |= dict.fromkeys(b.values())
     shared = [name for name in metrics_a if name in metrics_b]
     if not shared:
-        names = f"{first} has {_listed(metrics_a)}, {second} {_listed(metrics_b)}"
-        raise DataError(f"no metric in both: {names}; evaluate both with the same metric")
+        names = f"{first} has {_listed(metrics_a)}, {second} has {_listed(metrics_b)}"
+        raise DataError(f"the files share no metric: {names}; evaluate both with the same metric")
     return [_paired_metric(name, pairs) for name in shared]
 
 
 def _paired_metric(name: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> PairedMetric:
-    # A question without a value for one model (a row that the likelihood skipped) belongs to no pair.
+    # A question for which one model has no value (a row that the likelihood skipped) is left out.
     values_a: list[float] = []
     values_b: list[float] = []
     for prediction_a, prediction_b in pairs:
@@ -375,7 +375,7 @@ def _paired_metric(name: str, pairs: Sequence[tuple[Prediction, Prediction]]) ->
             values_a.append(a)
             values_b.append(b)
     n = len(values_a)
-    # A metric whose values are all 0 or 1 gets the tests for shares, whatever its class calls it.
+    # A metric whose values are all 0 or 1 is tested as a share, whatever kind its class declares.
     if n and set(values_a + values_b) <= {0.0, 1.0}:
         counts = paired_counts([a == 1.0 for a in values_a], [b == 1.0 for b in values_b])
         return PairedMetric(name, accuracy_difference(*counts), n, counts)
@@ -384,14 +384,14 @@ def _paired_metric(name: str, pairs: Sequence[tuple[Prediction, Prediction]]) ->
 
 
 def _same_questions(first: Path, second: Path) -> list[tuple[Prediction, Prediction]]:
-    """Both files' predictions for each question. Raises DataError: the questions differ."""
+    """The two predictions for each question. Raises DataError: the questions differ."""
     sides = []
     for path in (first, second):
         predictions = read_predictions(path)
         sides.append({prediction.index: prediction for prediction in predictions})
         if len(predictions) != len(sides[-1]):
             raise DataError(f"{path}: an index occurs twice")
-    # No comparison on the questions that both have: which ones are missing may depend on the model.
+    # The shared questions alone are not compared, because which questions are missing may depend on the model.
     unpaired = sides[0].keys() ^ sides[1].keys()
     if unpaired:
         raise DataError(
@@ -417,7 +417,7 @@ def error_kind(prediction: Prediction) -> str:
         return "no_answer"
     if prediction.undecided in KINDS:
         return prediction.undecided
-    # As a word of its own: the reference 4 does not occur in 42.
+    # As a whole word: the reference 4 does not occur in 42.
     right = re.escape((prediction.gt_answer or prediction.ground_truth).strip())
     return (
         "elsewhere"

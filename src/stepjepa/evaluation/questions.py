@@ -23,7 +23,7 @@ _NAME = Names(EvaluateOptions)
 
 
 def read_record(place: Place) -> DataReport:
-    """The data report in the model's folder, or in the run's folder for a checkpoint; of several training sets the sum.
+    """The data report in the model's folder, or in the run's folder for a checkpoint; the sum over several training sets.
 
     Empty for a model that this library did not train, or if the report is damaged.
     """
@@ -32,7 +32,7 @@ def read_record(place: Place) -> DataReport:
         for name, record in place.record("data_report.json").items():
             if name.startswith("train"):
                 report = DataReport.from_dict({"source": "", **record})
-                # Several training sets have no splitter in common.
+                # Several training sets may use different splitters.
                 if name != "train":
                     report.steps.splitter = ""
                 total.add(report)
@@ -46,8 +46,8 @@ class SystemPrompt(NamedTuple):
 
     Attributes:
         text: the message; None for no message.
-        keep: whether a row keeps its own message instead.
-        origin: where the message comes from, as it is printed.
+        keep: whether a row that has its own system message keeps it.
+        origin: where the message comes from, as printed.
     """
 
     text: str | None
@@ -63,8 +63,8 @@ class SystemPrompt(NamedTuple):
         return rest if self.text is None else [{"role": "system", "content": self.text}, *rest]
 
     def line(self, with_own: int, rows: int) -> str:
-        """The line that is printed; `with_own` of `rows` rows have a system message in the file."""
-        what = "keep their own" if self.keep else "have another in the file, which is replaced"
+        """The line to print; `with_own` of `rows` rows have a system message in the file."""
+        what = "keep their own" if self.keep else "have one in the file, which is replaced"
         return f"system   {self.origin}" + (
             f"; {with_own} of {rows} rows {what}" if with_own else ""
         )
@@ -76,7 +76,7 @@ def choose_system_prompt(
     """Choose the system message by the options and by the data report of the training of the model `name`.
 
     A model that was trained with one system message, or with none, is evaluated the same way. After training with several,
-    each row keeps its own message, and rows without one get the most common one.
+    each row keeps its own message, and rows without a message get the most common one.
     """
     if use_test_prompts:
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
@@ -102,11 +102,11 @@ class Question:
 
     Attributes:
         index: number of the row, from 0.
-        place: file and line, or row, as error messages name it.
-        chat: the chat, with the reference answer as its last message. Earlier answers may stand between that and the user's
-            last message.
+        place: file and line, or row, for error messages.
+        chat: the chat, with the reference answer as its last message. Other answers may come between the user's last
+            message and the reference.
         row: the row as metrics see it: its columns, with the chat as ``messages``.
-        template_kwargs: arguments of the chat template for this row alone.
+        template_kwargs: the chat-template arguments of this row.
     """
 
     index: int
@@ -127,7 +127,7 @@ class Question:
 
     @property
     def ground_truth(self) -> str:
-        """The column `ground_truth` if it has a text, else the reference answer."""
+        """The column `ground_truth` if it has text, else the reference answer."""
         text = text_of(self.row.get("ground_truth"))
         return text if text.strip() else self.chat[-1]["content"]
 
@@ -172,7 +172,7 @@ def read_questions(
             template_kwargs = template_kwargs_of(row)
             last = _last_answer(messages)
             if all(turn["role"] != "user" for turn in messages[:last]):
-                raise RowError("no_user_message", "no message of the user before the last answer")
+                raise RowError("no_user_message", "no user message before the last answer")
         except RowError as error:
             question_set.skip(error, place)
             continue

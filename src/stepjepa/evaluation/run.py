@@ -51,7 +51,7 @@ RowsGiven = str | os.PathLike[str] | Iterable[Mapping[str, Any]] | RowSource
 
 
 def _requests(question_set: QuestionSet, temperature: float = 0.0, seed: int = 0) -> list[Request]:
-    """One request for each question; a question's seed depends on its row alone, not on the other rows."""
+    """One request for each question; a question's seed depends only on its own row."""
     return [
         Request(
             question.index,
@@ -84,20 +84,20 @@ def evaluate_model(
     """Evaluate a model in memory; no file is written.
 
     Args:
-        model: any Hugging Face causal LM on its device, also one that a `JEPATrainer` is training. Its train/eval mode and
-            its generation config are restored afterwards.
+        model: any Hugging Face causal LM on its device, including one in training. Its train/eval mode and its generation
+            config are restored afterwards.
         tokenizer: its tokenizer, with a chat template.
         rows: a path, a Hub data set, a `datasets.Dataset` or a list of dicts, as training takes them.
         metrics: names of metrics, see `stepjepa.evaluation.metrics`, including likelihoods such as ``answer_nll``.
-        metric_options: options of the metrics; each metric takes those that it has.
-        max_new_tokens, batch_size: longest answer in tokens, and answers at a time. They are greedy.
+        metric_options: options of the metrics; each metric reads the options that it defines.
+        max_new_tokens, batch_size: longest answer in tokens, and answers per batch. Decoding is greedy.
         system_prompt: system message for chats without one, as in training.
         chat_template_kwargs: arguments of the chat template besides the messages.
         trained: the form of the prompt, see `Prompter`.
         columns: the two columns of a data set of pairs.
         split: split of a Hub data set.
-        max_examples: number of rows to evaluate on, from the first.
-        max_length: ``answer_nll``: longest chat in tokens; None for any.
+        max_examples: evaluate only this many rows, from the first.
+        max_length: for likelihoods, longest chat in tokens; None for no limit.
 
     Raises:
         ConfigError, DataError: an argument or the data cannot be used.
@@ -118,7 +118,7 @@ def evaluate_model(
             question_set, model_metrics(metrics), prompter, model, batch_size, max_length, bar
         )
         log = ReplyLog()
-        # Without a metric of texts nothing is generated.
+        # Likelihoods alone need no generated answers.
         if chosen:
             generator = LocalGenerator(model, prompter, max_new_tokens, batch_size=batch_size)
             log.ask(generator, _requests(question_set), "answers", bar)
@@ -126,8 +126,8 @@ def evaluate_model(
 
 
 def evaluate(options: EvaluateOptions) -> EvaluationResult:
-    """Evaluate by the options, and write files. Repeated after an interruption, the call resumes; with a further metric it
-    scores the stored answers.
+    """Evaluate a model as the options say, and write the files. Repeating the call resumes an interrupted evaluation; with
+    an additional metric, it scores the stored answers.
 
     Raises:
         ConfigError, DataError: an option, the model or the data cannot be used; finished batches are kept.
@@ -141,7 +141,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
         options, prompter = model.options, model.prompter
         paths = files.output_paths(model, str(options.test_file))
         names = list(options.metric or ())
-        # Metrics of an earlier call stay in the record, so a further one does not remove them.
+        # Metrics of an earlier call are kept, so that an additional metric does not replace them.
         if not options.overwrite_output_dir:
             names += _scored_metrics(read_object(paths.record))
         names = _ordered(names)
@@ -185,9 +185,9 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             if prompter.note:
                 bar.say(f"note     {prompter.note}")
             likelihoods = Likelihoods({}, {})
-            # Only replies are stored batch by batch; likelihoods take one pass and are computed again.
+            # Only replies are stored batch by batch; likelihoods need a single pass, and are computed again.
             if nll_names:
-                assert isinstance(generator, LocalGenerator)  # `EvaluateOptions.check` sees to it
+                assert isinstance(generator, LocalGenerator)  # see `EvaluateOptions.check`
                 size = options.batch_size or BATCH_SIZE
                 likelihoods = nll.likelihoods(
                     question_set,
@@ -208,7 +208,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
                 prediction.record() for prediction in result.predictions
             ] or result.answer_nll
             output.finish({target: record_lines(target, records)}, result.record)
-            # The predictions hold the likelihoods too, so the file of an earlier evaluation without answers is obsolete.
+            # The predictions contain the likelihoods too, so the file of an earlier evaluation without answers is obsolete.
             if result.predictions:
                 paths.results[1].unlink(missing_ok=True)
         return result
@@ -260,7 +260,7 @@ def _score(
 
 
 class AnswerScorer:
-    """Answers the first questions of a data set during training and sums the scores; each process takes a part.
+    """Answers the first questions of a data set during training and sums the scores; each process answers a part of them.
 
     Args:
         rows: see `RowSource`.
@@ -272,7 +272,7 @@ class AnswerScorer:
         ConfigError: a metric is unknown, or is a likelihood.
 
     Attributes:
-        data_reports: reports of the training run, which sets them; the prompts have the form that the model is trained with.
+        data_reports: data reports of the training run, set by the trainer; prompts then have the form of the training data.
     """
 
     def __init__(
@@ -280,9 +280,9 @@ class AnswerScorer:
     ):
         if nll_names := model_metrics(metrics):
             raise ConfigError(
-                f"eval_metrics: {nll_names[0]} is what the evaluation logs as lm_loss anyway; leave it out"
+                f"eval_metrics: {nll_names[0]} does not judge answers; leave it out, since lm_loss is logged anyway"
             )
-        # Made once and dropped, so that a typo fails before training and not at the first evaluation.
+        # Made once and discarded, so that a typo fails before training and not at the first evaluation.
         make_metrics(metrics, settings.get("metric_options"))
         source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]
@@ -296,7 +296,7 @@ class AnswerScorer:
         process: int = 0,
         processes: int = 1,
     ) -> dict[str, tuple[float, int]]:
-        """Sum and number of the scores of each metric, and of the answers that did not stop (``did_not_stop``).
+        """Metric -> sum and number of its scores; ``did_not_stop`` -> number of answers that did not stop, and of answers.
 
         Args:
             process, processes: process p of n answers questions p, p + n, p + 2n, ...
@@ -312,7 +312,7 @@ class AnswerScorer:
         sums = dict[str, tuple[float, int]]()
         for name in self.metrics:
             scores = [prediction.scores[name] for prediction in result.predictions]
-            # A metric of counts gives NaN for an answer that it says nothing about.
+            # A metric of counts gives NaN for an answer to which it does not apply.
             counted = [score for score in scores if not math.isnan(score)]
             sums[name] = sum(counted), len(counted)
         cut = result.generation["did_not_stop"]

@@ -1,4 +1,4 @@
-"""Scores replies: a prediction for each one, a summary for each metric, and the printed result."""
+"""Scores replies: a prediction for each reply, a summary for each metric, and the printed result."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.generation.output import Reply, acceptance, acceptance_text
+from stepjepa.generation.output import Record, Reply, acceptance, acceptance_text
 
 
 def drop_unusable(question_set: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:
-    """Remove and count rows that the chat template refuses, or that have no reference for a metric, before generating.
+    """Before generation, remove and count rows that the chat template rejects or that have no reference for a metric.
 
     Without metrics all rows are kept. A user's function is tried on the first row, with the reference as the response.
 
@@ -50,7 +50,7 @@ def _check_usable(question: Question, metrics: Sequence[Metric], prompter: Promp
         raise RowError("template_refused", str(error)) from None
     if not prompt:
         raise RowError("empty_prompt", "the prompt is empty")
-    # Metrics look for the reference first, so an empty response is enough. A user's function may need no reference.
+    # Metrics read the reference first, so an empty response is enough. A user's function may need no reference.
     try:
         for metric in metrics:
             if not metric.is_custom:
@@ -65,7 +65,7 @@ def judgement_of(metric: Metric, reply: Reply, question: Question) -> Judgement:
     Raises:
         DataError: the row has no reference, or a user's function failed.
     """
-    # A count says nothing about a response that does not exist.
+    # A count does not apply where there is no response.
     if reply.refused is not None:
         score = math.nan if metric.kind == "count" else 0.0
         return Judgement(score, None, None, reply.refused)
@@ -109,7 +109,7 @@ def prediction_of(
     )
 
 
-def summarise(metric: Metric, predictions: Sequence[Prediction]) -> dict[str, Any]:
+def summarise(metric: Metric, predictions: Sequence[Prediction]) -> Record:
     """Summarize a metric: a share with its Wilson interval, or a mean with its t interval.
 
     A user's function that only returned 0 and 1 gives a share too.
@@ -130,11 +130,11 @@ def summarise(metric: Metric, predictions: Sequence[Prediction]) -> dict[str, An
     return {"kind": metric.kind, **interval._asdict(), "n": n}
 
 
-def generation_summary(predictions: Sequence[Prediction], seconds: float) -> dict[str, Any]:
+def generation_summary(predictions: Sequence[Prediction], seconds: float) -> Record:
     """How the responses ended, their length, and the time; empty without predictions."""
     if not predictions:
         return {}
-    # Refused prompts are counted on their own: they have no response that could stop or be cut off.
+    # Refused prompts are counted separately: they have no response that could stop or be cut off.
     answered = [prediction for prediction in predictions if prediction.stop_reason != REFUSED]
     cut = sum(prediction.stop_reason == CUT for prediction in answered)
     tokens = sum(prediction.tokens or 0 for prediction in answered)
@@ -153,22 +153,22 @@ class EvaluationResult:
     """Result of an evaluation; ``str()`` gives the metrics with their intervals, and the files.
 
     Attributes:
-        metrics: metric -> ``value``, ``low`` and ``high`` (95 %), ``n`` and the further values of its kind.
+        metrics: metric -> ``value``, ``low`` and ``high`` (95 %), ``n`` and the other values of its kind.
         generation: share that did not stop, tokens, seconds; empty if nothing was generated.
         rows: number of rows that were read, evaluated, and skipped by reason.
         predictions: one for each question, in order; empty if an earlier call wrote them.
-        answer_nll: for each question its index, text, nats per token of the reference answer and number of tokens.
+        answer_nll: for each question with likelihoods its index, its text, and the values of `Likelihoods.rows`.
         record: content of ``metrics.json``; empty if no file is written.
         files: the written files.
         already: whether an earlier call completed the evaluation.
     """
 
-    metrics: dict[str, dict[str, Any]]
-    generation: dict[str, Any]
-    rows: dict[str, Any]
+    metrics: dict[str, Record]
+    generation: Record
+    rows: Record
     predictions: list[Prediction] = field(default_factory=list)
-    answer_nll: list[dict[str, Any]] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
+    answer_nll: list[Record] = field(default_factory=list)
+    record: Record = field(default_factory=dict)
     files: list[Path] = field(default_factory=list)
     already: bool = False
 
@@ -177,20 +177,20 @@ class EvaluationResult:
         return self.metrics[name]["value"]
 
     def __str__(self) -> str:
-        lines = [f"complete already; {OVERWRITE} evaluates again"] if self.already else []
+        lines = [f"already complete; {OVERWRITE} evaluates again"] if self.already else []
         lines += [f"{name:<14} {_metric_text(summary)}" for name, summary in self.metrics.items()]
         if self.generation:
             lines += _generation_lines(self.generation)
         skipped = sum(self.rows["skipped"].values())
         if skipped:
             lines.append(
-                f"skipped        {skipped} of {self.rows['read']} rows, which are not counted (see metrics.json)"
+                f"skipped        {skipped} of {self.rows['read']} rows, which do not count (see metrics.json)"
             )
         lines += [f"{'unchanged' if self.already else 'written':<14} {path}" for path in self.files]
         return "\n".join(lines)
 
 
-def earlier_result(record: dict[str, Any], written: list[Path]) -> EvaluationResult:
+def earlier_result(record: Record, written: list[Path]) -> EvaluationResult:
     """The result of a completed evaluation, from its record.
 
     Raises:
@@ -206,7 +206,7 @@ def earlier_result(record: dict[str, Any], written: list[Path]) -> EvaluationRes
 def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
     refused, stop = generation["refused"], generation["did_not_stop"]
     if refused:
-        yield f"refused        {refused} prompts had no room"
+        yield f"refused        {refused} prompts were too long"
     if stop["n"]:
         yield f"did not stop   {_share_text(stop)} ({stop['count']} of {stop['n']})"
         total = f"{generation['tokens']} in {generation['seconds']:.1f} s"
@@ -219,7 +219,7 @@ def _metric_text(summary: Mapping[str, Any]) -> str:
     kind, value, n = summary["kind"], summary["value"], summary["n"]
     if kind == "accuracy":
         return f"{_share_text(summary)} ({summary['correct']} of {n})"
-    # A loss in nats may be missing or infinite, and a metric of counts may have counted nothing.
+    # A loss may be missing or infinite, and a metric of counts may apply to no answer.
     if value is None or not math.isfinite(value):
         return f"no finite number ({n} rows)"
     interval = ""
@@ -231,7 +231,7 @@ def _metric_text(summary: Mapping[str, Any]) -> str:
     text = f"{value:.4f} nats per token ({per_token}); mean of {n} rows {summary['row_mean']:.4f}{interval}"
     cut = summary["answers_truncated"]
     if cut:
-        text += f"; {cut} answers cut"
+        text += f"; {cut} answers truncated"
     skipped = sum(summary["skipped"].values())
     if skipped:
         text += f"; {skipped} rows left out"

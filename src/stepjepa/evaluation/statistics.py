@@ -1,7 +1,7 @@
-"""The statistics of evaluations and studies (docs/statistics.md): intervals, paired tests, and what may be concluded.
+"""The statistics of evaluations and studies (docs/statistics.md): intervals, paired tests, and conclusions.
 
 All functions take plain numbers. ``None`` stands for a value that cannot be computed, such as the spread of one value;
-nothing is NaN and nothing warns. Tests are two-sided, intervals are 95 % intervals.
+no function returns NaN or warns. Tests are two-sided, and intervals are 95 % intervals.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stepjepa.errors import library
 CONFIDENCE = 0.95
 # Smallest number of questions that only one model answers right at which McNemar's exact test can give p < 0.05.
 LEAST_RIGHT = 6
-# Reasons for which a claim is not established.
+# Reasons why a claim is not established.
 NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
 # Differences are rounded to this many digits of the larger value, so that 0.60 - 0.55 and 0.55 - 0.50 are equal.
 _DIGITS = 12
@@ -29,9 +29,9 @@ _DIGITS = 12
 class Interval(NamedTuple):
     """An estimate and the ends of its interval; None if it cannot be computed."""
 
-    value: float | None
-    low: float | None
-    high: float | None
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
 
     def percent(self, sign: str = "", unit: str = "%") -> str:
         """``61.0 % (57.9 to 64.0)``; for a difference, with "+" and "points", ``+2.5 points (-4.8 to +9.7)``."""
@@ -45,7 +45,7 @@ class Interval(NamedTuple):
 
 def share(successes: int, n: int) -> Interval:
     """A share with its Wilson score interval (Wilson 1927), which never leaves [0, 1]; None for n = 0."""
-    return Interval(*_wilson(successes, n)) if n else Interval(None, None, None)
+    return Interval(*_wilson(successes, n)) if n else Interval()
 
 
 def _wilson(successes: int, n: int) -> tuple[float, float, float]:
@@ -59,15 +59,15 @@ def _wilson(successes: int, n: int) -> tuple[float, float, float]:
 def mean(values: Sequence[float]) -> Interval:
     """A mean with Student's t interval, ``mean +- t * sd / sqrt(n)`` with n - 1 degrees of freedom.
 
-    There is no interval for fewer than two values, or for values that are not finite. Equal values have one of width 0.
+    There is no interval for fewer than two values, or if the mean is not finite. For equal values its width is 0.
     """
     if not values:
-        return Interval(None, None, None)
+        return Interval()
     # The mean of equal values may differ from them by rounding.
     equal = min(values) == max(values)
     middle = float(values[0]) if equal else fmean(values)
     if len(values) < 2 or not math.isfinite(middle):
-        return Interval(middle, None, None)
+        return Interval(middle)
     from scipy import stats
 
     quantile = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
@@ -78,19 +78,30 @@ def mean(values: Sequence[float]) -> Interval:
 def normal(value: float, error: float | None) -> Interval:
     """An estimate with the normal interval of its standard error; no interval without an error."""
     if error is None:
-        return Interval(value, None, None)
+        return Interval(value)
     half = NormalDist().inv_cdf((1 + CONFIDENCE) / 2) * error
     return Interval(value, value - half, value + half)
 
 
-def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> tuple[int, int, int, int]:
-    """Number of questions that both models, only a, only b, or neither answered right.
+class PairedCounts(NamedTuple):
+    """Number of questions that both models, only a, only b, or neither answered right."""
+
+    both: int
+    only_a: int
+    only_b: int
+    neither: int
+
+
+def paired_counts(a: Sequence[bool], b: Sequence[bool]) -> PairedCounts:
+    """Count the questions by who answered them right.
 
     Raises:
         ValueError: a and b differ in length.
     """
     counts = Counter(zip(a, b, strict=True))
-    return counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+    return PairedCounts(
+        counts[True, True], counts[True, False], counts[False, True], counts[False, False]
+    )
 
 
 def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> Interval:
@@ -104,7 +115,7 @@ def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> In
     """
     n = both + only_a + only_b + neither
     if n == 0:
-        return Interval(None, None, None)
+        return Interval()
     right_a, right_b = both + only_a, both + only_b
     value_a, low_a, high_a = _wilson(right_a, n)
     value_b, low_b, high_b = _wilson(right_b, n)
@@ -149,9 +160,8 @@ class Summary:
 
 def summary(values: Sequence[float]) -> Summary:
     """Mean, interval and standard deviation of (n,) finite values, one for each seed."""
-    interval = mean(values)
     sd = stdev(values) if len(values) > 1 else None
-    return Summary(len(values), interval.value, interval.low, interval.high, sd)
+    return Summary(len(values), *mean(values), sd)
 
 
 @dataclass(frozen=True)
@@ -160,11 +170,11 @@ class PairedDifference:
 
     Attributes:
         mean, sd, low, high: of the differences, with a t interval; all but the mean need two pairs.
-        t_p: paired t test. 1 if all differences are zero; None below two pairs, and if all differences equal another
-            number, because there is no spread to compare the mean with.
-        wilcoxon_p: signed-rank test without zeros, exact up to 50 pairs without ties and 13 with ties. 1 if all differences
-            are zero; None below two pairs. Below six pairs it cannot be under 0.05.
-        effect_size: Cohen's d_z, mean / sd; 0 if all differences are zero, None if there is no other spread.
+        t_p: p-value of the paired t test. 1 if all differences are zero; None below two pairs, or if all differences equal
+            another number, because there is no spread to compare the mean with.
+        wilcoxon_p: p-value of the signed-rank test without zeros, exact up to 50 pairs without ties and 13 with ties. 1 if
+            all differences are zero; None below two pairs. With fewer than six pairs it cannot be below 0.05.
+        effect_size: Cohen's d_z, mean / sd; 0 if all differences are zero; otherwise None where `t_p` is None.
     """
 
     n: int
@@ -172,9 +182,9 @@ class PairedDifference:
     sd: float | None
     low: float | None
     high: float | None
-    t_p: float | None = None
-    wilcoxon_p: float | None = None
-    effect_size: float | None = None
+    t_p: float | None
+    wilcoxon_p: float | None
+    effect_size: float | None
 
 
 def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> PairedDifference:
@@ -212,7 +222,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha under any dependence of the tests.
 
     Args:
-        p_values: one per test; None for a test that was not possible, which stays None and does not count.
+        p_values: one per test; a test that was not possible is None, stays None and does not count.
     """
     known = [p for p in p_values if p is not None]
     if not known:
@@ -243,23 +253,23 @@ def conclusion(
     controlled: bool = False,
     equal_compute: bool = False,
     *,
-    counts: tuple[int, int, int, int] | None = None,
+    counts: PairedCounts | None = None,
     lower_is_better: bool = False,
 ) -> str:
     """The conclusion about two models from their answers to the same questions, in words.
 
-    It never says that a way of training is better: each model is one seed.
+    It never says that a training method is better, because each model is one seed.
 
     Args:
         difference: b minus a.
         a, b: names of the models.
         controlled, equal_compute: whether a control with shuffled targets was run, and b was trained at a's compute.
-        counts: for an accuracy, see `paired_counts`.
+        counts: for an accuracy.
         lower_is_better: whether the metric is a loss.
     """
     low, high = difference.low, difference.high
     shown = f"no difference between {a} and {b} is shown"
-    # With so few right answers no test could show a difference, which is not the same as no difference.
+    # With so few right answers no test can show a difference, which does not mean that there is none.
     if counts is not None and sum(counts[:3]) < LEAST_RIGHT:
         right = f"{sum(counts[:3])} of {sum(counts)} by {a} or {b}"
         shown = f"there are too few right answers to compare: {right}"

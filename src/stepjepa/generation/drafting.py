@@ -1,4 +1,4 @@
-"""Self-speculative decoding: the heads of an objective draft tokens, and the model keeps those that it would generate.
+"""Self-speculative decoding: the heads of an objective draft tokens, and the model keeps those it would generate itself.
 
     ```
     known       the state h_t, and x_t+1, the likeliest token after it
@@ -7,10 +7,10 @@
     likeliest   x_t+2    x_t+3    x_t+4    x_t+5         kept up to the first that differs from the draft
     ```
 
-Every kept token is the likeliest one after those before it, as in greedy decoding: the drafts change the number of passes,
-not the text (blockwise parallel decoding, arXiv:1811.03115). A pass over several tokens may round differently from passes
-over one, which can swap two tokens whose probabilities are equal up to rounding. Answers are generated one at a time,
-because each keeps a different number of drafts.
+Every kept token is the likeliest continuation of the tokens before it, as in greedy decoding: drafts change the number of
+passes, not the text (blockwise parallel decoding, arXiv:1811.03115). A pass over several tokens may round differently from
+passes over single tokens, which can swap two tokens whose probabilities are equal up to rounding. Answers are generated one
+at a time, because each answer keeps a different number of drafts.
 
 Shapes: T tokens of a pass, N kept ones among them, D width, V vocabulary.
 """
@@ -69,7 +69,7 @@ class Drafter:
         new_ids = likeliest_N.tolist()
         passes = accepted = 0
         while len(new_ids) < max_new_tokens and new_ids[-1] not in stop_ids:
-            # A pass yields one token more than there are drafts.
+            # A pass yields one more token than it is given drafts.
             room = max_new_tokens - len(new_ids) - 1
             drafted_T = self.objective.draft(
                 states_ND[-1:], likeliest_N[-1:], min(self.count, room), self.view
@@ -88,7 +88,7 @@ class Drafter:
         """Run a draft through the model, and remove wrong tokens from the cache.
 
         Returns:
-            The states (N, D) of the known token and the right drafts after it, and the likeliest token (N,) after each.
+            The states (N, D) of the known token and of the right drafts after it, and the likeliest next token (N,) of each.
         """
         states_TD = self._states(drafted_T, cache)
         likeliest_T = self._likeliest(states_TD, suppressed)
@@ -101,12 +101,12 @@ class Drafter:
 
     @torch.inference_mode()
     def check(self) -> None:
-        """Check on a trial run that tokens after a cut of the cache get the same states as in one pass.
+        """Check in a trial run that tokens run on a cropped cache get the same states as in a single pass.
 
         Raises:
-            ConfigError: they do not, as with recurrent layers, whose state cannot be cut back.
+            ConfigError: the states differ, as with recurrent layers, whose state cannot be cropped.
         """
-        # Eight tokens in the cache, the last four removed and run again, against one pass over all eight.
+        # Eight tokens in the cache, of which the last four are removed and run again, against one pass over all eight.
         ids_T = torch.arange(8) % len(embedding_rows(self.model))
         cache = DynamicCache()
         try:
@@ -116,14 +116,14 @@ class Drafter:
             expected_TD = self._states(ids_T, DynamicCache())[4:]
             equal = distance(self._states(ids_T[4:], cache), expected_TD) <= tolerance(self.model)
         except Exception:
-            # A cache that cannot be cut fails in a way of its architecture.
+            # Which error a cache raises that cannot be cropped depends on the architecture.
             equal = False
         if not equal:
-            what = f"the cache of {type(self.model).__name__} cannot be cut back"
+            what = f"the cache of {type(self.model).__name__} cannot be cropped"
             raise ConfigError(f"--{_NAME.draft_tokens}: {what}; leave it out")
 
     def _states(self, ids_T: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
-        """The last hidden states (T, D) of tokens (T,) that follow those in the cache; the cache gets them too."""
+        """The last hidden states (T, D) of tokens (T,) that follow the tokens in the cache and are added to it."""
         ids_1T = ids_T[None].to(embedding_rows(self.model).device)
         output = backbone(self.model)(input_ids=ids_1T, past_key_values=cache, use_cache=True)
         return output[0][0]  # type: ignore[no-any-return]

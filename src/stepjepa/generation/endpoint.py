@@ -1,4 +1,4 @@
-"""A server with OpenAI's chat completions as a generator; sends several requests at a time by `huggingface_hub`'s client."""
+"""A server with OpenAI's chat completions as a generator; `huggingface_hub`'s client sends several requests at a time."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ MAX_RETRIES = 6
 # Seconds before the first retry; each further one waits twice as long, up to the limit.
 FIRST_DELAY = 1.0
 _LONGEST_BACKOFF = 60.0
-# Seconds that a server may ask to wait; one that asks for more is out of quota, not busy.
+# Longest wait, in seconds, that a server may ask for; a server that asks for more is out of quota, not busy.
 _LONGEST_WAIT = 600.0
-# Seconds between two checks, while a request waits, of whether the work has ended.
+# While a request waits: seconds between two checks of whether the work has ended.
 _POLL = 0.1
-# Characters of a server's message.
+# Longest message of a server, in characters.
 _LONGEST_MESSAGE = 300
-# After so many refusals and no response the request itself is wrong, not the questions.
+# After this many refusals without any response, the request itself is wrong, not the questions.
 _MOST_REFUSALS = 5
 _PATH = "/chat/completions"
-# Status codes of errors that may pass, and of errors that concern one request alone.
+# Status codes of temporary errors, and of errors that concern only one request.
 _TRANSIENT, _REFUSALS = {408, 409, 425, 429}, {400, 413, 422}
 _NAME = Names(GenerateOptions)
 _ADVICE = f"check --{_NAME.base_url}, --{_NAME.api_key_env} and --{_NAME.model_name}"
@@ -60,7 +60,7 @@ async def _refuse_redirect(response: Any) -> None:
 
 
 class _TransientError(Exception):
-    """An error that may pass: its message, and the number of seconds that the server asks to wait, or None."""
+    """A temporary error: its message, and the number of seconds that the server asks to wait, or None."""
 
 
 class EndpointGenerator:
@@ -68,7 +68,7 @@ class EndpointGenerator:
 
     Args:
         options: the server's address, its name of the model, and the settings of the requests.
-        say: prints a line, here about longer waits.
+        say: prints a line about a long wait.
 
     Attributes:
         url: address of the requests.
@@ -82,7 +82,7 @@ class EndpointGenerator:
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
         """Yield replies as they arrive.
 
-        After an error no further request is sent; replies to requests under way are yielded before it is raised.
+        After an error no further request is sent; replies to requests under way are yielded before the error is raised.
 
         Raises:
             ConfigError: the server cannot be used, or refuses every request.
@@ -96,7 +96,7 @@ class EndpointGenerator:
             target=asyncio.run, args=(self._ask_all(todo, replies),), daemon=True
         ).start()
         answered = bool(done)
-        # Refusals before the first answer are held back: if the request itself is wrong, none must be stored.
+        # Refusals before the first answer are held back: if the request itself is wrong, they must not be stored.
         held: list[Reply] = []
         error: Exception | None = None
         try:
@@ -132,7 +132,7 @@ class EndpointGenerator:
                     self._stopped = True
                     replies.put(error)
 
-        # Without a key the client would send the user's token of the Hub, which another server must not get.
+        # Without a key the client would send the user's Hub token, which another server must not get.
         async with _Client(
             base_url=self.url, api_key=self._key or "none", timeout=TIMEOUT
         ) as client:
@@ -151,7 +151,7 @@ class EndpointGenerator:
                 message, wait = error.args
             what = self._clean(message)
             if tries > MAX_RETRIES:
-                # Other requests were answered since the last try, so the server works and this request is the cause.
+                # Other requests were answered since the last try, so the server works, and this request is the cause.
                 if self._answers > answers:
                     return Reply(
                         request.row, "", stopped=False, refused=f"{what}, tried {tries} times"
@@ -167,14 +167,14 @@ class EndpointGenerator:
                     f"{self.url} {what}; the server asks to wait {wait:.0f} s; {_RESUME}"
                 )
             elif wait > 1:
-                self._say(f"{self.url} {what}; waiting {wait:.0f} s as it asks")
+                self._say(f"{self.url} {what}; waiting {wait:.0f} s, as the server asks")
             answers, until = self._answers, time.monotonic() + wait
             while not self._stopped and time.monotonic() < until:
                 await asyncio.sleep(min(_POLL, wait))
         return None
 
     async def _send(self, client: _Client, request: Request) -> Reply:
-        """Send a request once. Raises _TransientError: a retry may succeed; ConfigError: the run cannot go on."""
+        """Send a request once. Raises _TransientError: a retry may succeed; ConfigError: the run cannot continue."""
         options = self._options
         fields = {
             "max_tokens": options.max_new_tokens,
@@ -183,7 +183,7 @@ class EndpointGenerator:
             _NAME.seed: request.seed,
             **(options.extra_body or {}),
         }
-        # None leaves a field out, which a user's `extra_body` may ask for.
+        # A field that is None, as a user's `extra_body` may set it, is not sent.
         body = {name: value for name, value in fields.items() if value is not None}
         # Our own key of a message is unknown to servers, and some refuse unknown keys.
         messages = [{key: turn[key] for key in turn if key != TRAINED} for turn in request.messages]
@@ -201,14 +201,14 @@ class EndpointGenerator:
         except (ValueError, TypeError, LookupError, AttributeError):
             raise _TransientError("sends no chat completion", None) from None
         except Exception as error:
-            # Errors of the HTTP library; which library that is depends on the version of huggingface_hub.
+            # Errors of the HTTP library, which depends on the version of huggingface_hub.
             why = self._clean(str(error) or type(error).__name__)
             if self._answers:
                 raise _TransientError(f"lost the connection ({why})", None) from None
             raise ConfigError(f"{self.url} cannot be reached ({why}); {_ADVICE}") from None
 
     def _refusal(self, row: int, response: Any) -> Reply:
-        """A refused reply for an error status that concerns this request alone; otherwise raises as `_send` does."""
+        """A refused reply for an error status that concerns only this request; otherwise raises as `_send` does."""
         status = response.status_code
         what = f"answers {status} ({response.text})"
         if status in _REFUSALS:
@@ -216,7 +216,7 @@ class EndpointGenerator:
         transient = status in _TRANSIENT or status >= 500
         # OpenAI answers 429 both to too many requests and to an empty account; waiting helps only the first.
         if transient and "insufficient_quota" not in what:
-            # The header may also hold a date, which counts as no number of seconds.
+            # The header may also contain a date, which is ignored.
             wait = response.headers.get("Retry-After", "")
             is_number = wait.replace(".", "", 1).isdecimal()
             raise _TransientError(what, float(wait) if is_number else None)

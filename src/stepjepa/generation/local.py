@@ -5,9 +5,9 @@ Decoder-only models must be padded on the left to generate in batches:
     ids    pad pad pad  a   b      mask   0 0 0 1 1      positions   . . . 0 1
             c   d   e   f   g             1 1 1 1 1                  0 1 2 3 4
 
-The batch is built here and not by the tokenizer, so the tokenizer's padding side does not matter. While generating, the
-model's own `generation_config` is replaced, because published models ship sampling temperatures and repetition penalties in
-it: only the arguments of the call count.
+The batch is built here and not by the tokenizer, so the tokenizer's padding side does not matter. During generation, the
+model's own `generation_config` is replaced, because published models ship it with sampling temperatures and repetition
+penalties: only the arguments of the call count.
 
 Shapes: B prompts of a batch, T tokens.
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,12 +39,12 @@ from stepjepa.generation.drafting import Drafter
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Drafts, Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
-from stepjepa.modeling.parts import causal_lm, vocabulary_size
+from stepjepa.modeling.parts import causal_lm, embedding_rows, vocabulary_size
 
 _NAME = Names(GeneratorOptions)
 _MODEL = f"--{_NAME.model_name}"
 BATCH_SIZE = 16
-# vLLM forms its own batches; this is the number of replies that are stored at once.
+# vLLM forms its own batches; this is the number of replies that are stored together.
 VLLM_BATCH_SIZE = 256
 
 
@@ -76,7 +76,7 @@ def generate_batch(
     seed: int = 0,
     suppressed: Sequence[int] = (),
 ) -> list[Generation]:
-    """Continue every prompt of a batch, greedily unless a temperature is given. One `Generation` per prompt, in order.
+    """Continue every prompt of a batch, greedily unless a temperature is given. Returns a `Generation` per prompt, in order.
 
     Args:
         model: any Hugging Face causal LM, PEFT models included. Its train/eval mode and generation config are
@@ -90,13 +90,17 @@ def generate_batch(
         seed: seed of the sampling. The global random generators are restored afterwards.
         suppressed: tokens that are never generated.
     """
-    # Padding is masked in the prompt and cut off after the answer, so any valid id will do.
+    # Padding is masked in the prompt and removed after the answer, so any valid id will do.
     pad_id = stop_ids[0] if stop_ids else 0
     # top_k 0 turns off a default of transformers, which samples from the 50 likeliest tokens.
     sampling: dict[str, Any] = {}
     if temperature:
-        sampling = {"do_sample": True, "top_k": 0}
-        sampling |= {_NAME.temperature: temperature, _NAME.top_p: top_p}
+        sampling = {
+            "do_sample": True,
+            "top_k": 0,
+            _NAME.temperature: temperature,
+            _NAME.top_p: top_p,
+        }
     config = GenerationConfig(
         eos_token_id=list(stop_ids) or None,
         pad_token_id=pad_id,
@@ -104,7 +108,7 @@ def generate_batch(
         return_dict_in_generate=True,
         **sampling,
     )
-    device = cast(Any, model).get_input_embeddings().weight.device
+    device = embedding_rows(causal_lm(model)).device
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     ids_BT = pad_sequence(rows, True, pad_id, "left")
     mask_BT = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
@@ -134,12 +138,12 @@ def _in_rounds(
     mask_BT: torch.Tensor,
     max_new_tokens: int,
 ) -> list[list[int]]:
-    """Generate in rounds: once half of the rows have ended, the others go on without them.
+    """Generate in rounds: once half of the rows have ended, the others continue without them.
 
     A single call of `generate` would compute every row until the longest answer ends.
 
     Returns:
-        The new tokens of each row; those after its first stop token mean nothing.
+        The new tokens of each row; tokens after its first stop token are meaningless.
     """
     length = ids_BT.shape[1]
 
@@ -179,7 +183,7 @@ def _in_rounds(
 
 
 def _can_lose_rows(cache: Any) -> bool:
-    """True for a cache in use that holds keys and values alone; of other states, rows cannot be selected."""
+    """Whether rows can be removed from a cache: it is in use, and consists only of keys and values."""
     layers = cache.layers if isinstance(cache, DynamicCache) else []
     selectable = [type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers]
     # A model that ignores the cache leaves it empty.
@@ -201,7 +205,7 @@ def _generation(
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
     """Evaluation mode within this context; afterwards every module has its previous mode."""
-    # Module by module, because parts of a model may be in evaluation mode during training.
+    # The mode is stored per module, because parts of a model may be in evaluation mode during training.
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
@@ -213,7 +217,7 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[None]:
-    """Use this generation config alone within this context; afterwards the model has its own again."""
+    """Use only this generation config within this context; afterwards the model's own is restored."""
     # `generate` fills every value that the call leaves open from the model's own generation config. PEFT
     # keeps one on the wrapper and one on the model inside.
     owners: list[Any] = [
@@ -232,7 +236,7 @@ def config_set_aside(model: nn.Module, config: GenerationConfig) -> Iterator[Non
 class BatchGenerator(ABC):
     """Answers in batches, formed from all requests by the length of the prompt, the longest first.
 
-    Batches do not depend on what is done already, so an interrupted run gives the same replies when it resumes.
+    Batches do not depend on which requests are already done, so an interrupted run gives the same replies when it resumes.
     """
 
     def __init__(self, prompter: Prompter, batch_size: int, longest_prompt: int | None):
@@ -256,7 +260,7 @@ class BatchGenerator(ABC):
                 refused.append(Reply(request.row, "", stopped=False, refused=reason))
         if refused:
             yield refused
-        # Equal lengths need little padding, and a batch that does not fit into memory is the first one.
+        # Similar lengths need little padding. If a batch does not fit into memory, the first batch shows it.
         accepted = [request for request in requests if request.row in prompts]
         accepted.sort(key=lambda request: -len(prompts[request.row]))
         for begin in range(0, len(accepted), self._batch_size):
@@ -266,15 +270,15 @@ class BatchGenerator(ABC):
                 if request.row not in done
             ]
             if batch:
-                yield self._generate(batch, [prompts[request.row] for request in batch])
+                yield list(self._generate(batch, [prompts[request.row] for request in batch]))
 
     @abstractmethod
-    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> Iterator[Reply]:
         """Answer a batch, given the token ids of its prompts."""
 
 
 class LocalGenerator(BatchGenerator):
-    """Generates with a model in memory, which may be in training. The seed of a batch derives from those of its requests."""
+    """Generates with a model in memory, which may be in training. A batch's seed is derived from its requests' seeds."""
 
     def __init__(
         self,
@@ -295,7 +299,7 @@ class LocalGenerator(BatchGenerator):
         self._stop_ids = prompter.stop_ids(getattr(config, "eos_token_id", None))
         self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
 
-    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> Iterator[Reply]:
         lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
         message = (
             f"out of memory with {len(batch)} questions at once; completed work is kept; {lower}"
@@ -315,14 +319,12 @@ class LocalGenerator(BatchGenerator):
                     seed=seed_of(0, *(request.seed for request in batch)),
                     suppressed=self._suppressed,
                 )
-        replies = []
         for request, ids, generation in zip(batch, prompts, generations, strict=True):
             new_ids, stopped, drafts = generation.token_ids, generation.stopped, generation.drafts
             text = mended(self.prompter.response(new_ids, generation.text, ids))
             # The stop token, which `token_ids` lacks, was generated too.
             new_tokens = len(new_ids) + stopped
-            replies.append(Reply(request.row, text, stopped, len(ids), new_tokens, drafts=drafts))
-        return replies
+            yield Reply(request.row, text, stopped, len(ids), new_tokens, drafts=drafts)
 
     def _drafted(self, drafter: Drafter, prompts: Sequence[list[int]]) -> list[Generation]:
         generations = []
@@ -374,18 +376,16 @@ class VllmGenerator(BatchGenerator):
             or None,
         }
 
-    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> list[Reply]:
+    def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> Iterator[Reply]:
         params = [
             self._params(temperature=request.temperature, seed=request.seed, **self._sampling)
             for request in batch
         ]
         inputs = [{"prompt_token_ids": ids} for ids in prompts]
         outputs = self._llm.generate(inputs, params, use_tqdm=False)
-        replies = []
         for request, ids, output in zip(batch, prompts, outputs, strict=True):
             answer = output.outputs[0]
             new_ids = list(answer.token_ids)
             text = mended(self.prompter.response(new_ids, answer.text, ids))
             stopped = answer.finish_reason != "length"
-            replies.append(Reply(request.row, text, stopped, len(ids), len(new_ids)))
-        return replies
+            yield Reply(request.row, text, stopped, len(ids), len(new_ids))

@@ -1,4 +1,4 @@
-"""Options of ``stepjepa generate`` and of every command that generates answers; no torch, so that ``--help`` is fast."""
+"""Options of ``stepjepa generate`` and of every command that generates answers, without torch so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
     )
     vllm_options: dict[str, Any] | None = option(
         None,
-        "Further arguments of vllm.LLM, as in '{\"max_model_len\": 4096}'.",
+        "Further arguments of vllm.LLM, such as '{\"max_model_len\": 4096}'.",
         _LOCAL,
         needs=_VLLM,
         resume=True,
@@ -75,7 +75,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
     draft_tokens: int | None = option(
         None,
         "Draft this many tokens at a time with the heads of next_latent or multi_token (which has one head per token), and "
-        "keep those that the model would have written: the same greedy text in fewer passes of the model.",
+        "keep those that the model itself would generate: the same greedy text in fewer passes of the model.",
         SAMPLING,
         at_least=1,
     )
@@ -94,8 +94,8 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
             library("vllm", "vllm")
 
     def deciding(self) -> dict[str, Any]:
-        """The options that the answers depend on; work resumes only with equal ones."""
-        # The options of columns decide the questions, which the fingerprint of the data identifies already.
+        """The options that the answers depend on; work resumes only if they are equal."""
+        # The column options decide the questions, which the fingerprint of the data already identifies.
         excluded = options_of(ColumnOptions)
         # `resume` marks options that may change between a start and its resumption.
         deciding = (known.name for known in options_of(type(self)).values() if not known.resume)
@@ -126,7 +126,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
     )
 
     attempts: int = option(
-        4, "Tries for each question; the first right one is kept.", SAMPLING, at_least=1
+        4, "Attempts per question; the first right answer is kept.", SAMPLING, at_least=1
     )
     temperature: float = option(0.7, "Sampling temperature; 0 is greedy.", SAMPLING, at_least=0)
     top_p: float = option(
@@ -135,20 +135,20 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
     max_new_tokens: int = option(1024, "Longest response in tokens.", SAMPLING, at_least=1)
     accept_truncated: bool = option(
         False,
-        "Also keep responses cut at max_new_tokens, if their final answer is right.",
+        "Also keep responses cut off at max_new_tokens if their final answer is right.",
         SAMPLING,
     )
 
     base_url: str | None = option(
-        None, "The server's address, as in http://localhost:8000/v1.", _ENDPOINT, resume=True
+        None, "The server's address, such as http://localhost:8000/v1.", _ENDPOINT, resume=True
     )
     api_key_env: str | None = option(
-        None, "NAME of the environment variable that holds the key.", _ENDPOINT, resume=True
+        None, "NAME of the environment variable that contains the key.", _ENDPOINT, resume=True
     )
-    concurrency: int = option(8, "Requests at a time.", _ENDPOINT, at_least=1, resume=True)
+    concurrency: int = option(8, "Number of parallel requests.", _ENDPOINT, at_least=1, resume=True)
     extra_body: dict[str, Any] | None = option(
         None,
-        'Further fields of the request; null removes one, as in \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
+        'Further fields of a request; null removes a field: \'{"max_tokens": null, "max_completion_tokens": 4096}\'.',
         _ENDPOINT,
     )
 
@@ -167,11 +167,8 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         """As `Topic.check`; raises ConfigError."""
         if not self.file:
             raise ConfigError("no data file given; write: stepjepa generate FILE")
-        for name, value in (
-            (_NAME.model_name, self.model_name),
-            (_NAME.output_file, self.output_file),
-        ):
-            if not value:
+        for name in (_NAME.model_name, _NAME.output_file):
+            if not getattr(self, name):
                 raise ConfigError(f"--{name} must be given")
         super().check()
         ColumnOptions.check(self)
@@ -182,7 +179,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
             )
         if QUESTION not in self.prompt_template:
             raise ConfigError(
-                f"{_NAME.prompt_template} is {self.prompt_template!r}; it must hold {QUESTION}"
+                f"{_NAME.prompt_template} is {self.prompt_template!r}; it must contain {QUESTION}"
             )
         if Path(str(self.output_file)).suffix != ".jsonl":
             raise ConfigError(
@@ -194,10 +191,10 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         address, needed = f"--{_NAME.base_url}", f"--{_NAME.backend} openai"
         if self.backend != "openai":
             if self.base_url is not None:
-                raise ConfigError(f"{address} is for {needed}, and the backend is {self.backend}")
+                raise ConfigError(f"{address} is for {needed}, but the backend is {self.backend}")
             return
         if not self.base_url:
-            raise ConfigError(f"{needed} needs {address}, as in http://localhost:8000/v1")
+            raise ConfigError(f"{needed} needs {address}, such as http://localhost:8000/v1")
         # A ValueError comes from a port that is not a number, or from a broken IPv6 address.
         usable = False
         with suppress(ValueError):
@@ -211,7 +208,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
             )
         if not usable:
             # The address may contain a key, so the message does not repeat it.
-            example = f"an address alone, as in http://localhost:8000/v1; a key goes into --{_NAME.api_key_env}"
+            example = f"only an address, such as http://localhost:8000/v1; pass a key with --{_NAME.api_key_env}"
             raise ConfigError(f"{address} takes {example}")
         self.api_key()
 
@@ -219,7 +216,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         """The key of the endpoint, from the environment.
 
         Raises:
-            ConfigError: the variable is not set, or does not hold a key.
+            ConfigError: the variable is not set, or does not contain a key.
         """
         if self.api_key_env is None:
             return None
@@ -227,7 +224,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
         if not (key and key.isascii() and key.isprintable()):
             # The user may have written the key itself, so the message does not repeat it.
             raise ConfigError(
-                f"--{_NAME.api_key_env} takes the NAME of an environment variable, and no variable of that name holds a key"
+                f"--{_NAME.api_key_env} takes the NAME of an environment variable, and no variable of that name has a key"
             )
         return key
 

@@ -4,8 +4,8 @@
     record      settings and summary; written last, so its presence means that the work is complete
     partial     a line for each finished batch; removed at the end
 
-When the command is repeated, it resumes. Only complete lines of the partial file count. Its first line holds the identity of
-the work, the settings that the answers depend on: only a command with the same identity resumes it.
+When the command is repeated, it resumes. Only complete lines of the partial file count. The first line contains the identity
+of the work, the settings that the answers depend on: only a command with the same identity resumes the work.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from stepjepa.version import __version__
 
 Record = dict[str, Any]
 _ADVICE = f"choose another output, or {OVERWRITE} to replace it"
-# Options of earlier versions. At these values they had no effect on the answers, so a record may hold them.
+# Options of earlier versions. At these values they had no effect on the answers, so a record may contain them.
 _REMOVED = {"greedy_first": False, "response_field": "response", "samples_per_question": 1}
-# Characters of a setting in messages.
+# Longest value of a setting in messages, in characters.
 _SHOWN = 40
 # Errors from reading a file that this library may not have written.
 _BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -78,7 +78,7 @@ class Reply:
         drafts: see `Drafts`; None if nothing was drafted.
     """
 
-    # A reply is stored as the list of its values, so new fields go to the end.
+    # A reply is stored as the list of its values, so new fields must be added at the end.
 
     row: int
     text: str
@@ -91,14 +91,14 @@ class Reply:
 
 
 class Drafts(NamedTuple):
-    """Counts for one answer: the model's passes over drafts (not that over the prompt), and the drafted tokens it kept."""
+    """Counts for one answer: the model's passes over drafts (without the pass over the prompt), and the drafts it kept."""
 
     passes: int
     kept: int
 
 
 def acceptance(answers: Iterable[Sequence[int] | None]) -> Record | None:
-    """The summed `Drafts` of the answers, and the drafts kept per pass; None if nothing was drafted."""
+    """The sum of the answers' `Drafts`, and the drafts kept per pass; None if nothing was drafted."""
     drafted = [drafts for drafts in answers if drafts is not None]
     if not drafted:
         return None
@@ -115,7 +115,7 @@ class Generator(Protocol):
     """The interface of everything that answers requests."""
 
     def answer(self, requests: Sequence[Request], done: Collection[int]) -> Iterator[list[Reply]]:
-        """Answer all requests but those of the rows in `done`, a group at a time and in any order.
+        """Answer all requests except those whose rows are in `done`, a group at a time and in any order.
 
         A group is stored as a unit. Requests in `done` are passed too, so that a generator forms the same batches when it
         resumes.
@@ -162,7 +162,7 @@ class ReplyLog:
         """
         done = frozenset(self.replies)
         bar.begin(task, len(requests), sum(request.row in done for request in requests))
-        # The clock stops while a group is stored, so `seconds` is the time of generation alone.
+        # The clock stops while a group is stored, so `seconds` is only the time of generation.
         begin = time.perf_counter()
         for replies in generator.answer(requests, done):
             seconds = time.perf_counter() - begin
@@ -175,7 +175,7 @@ class ReplyLog:
             begin = time.perf_counter()
 
     def take(self, line: Record) -> None:
-        """Take the replies of a stored line. Raises KeyError, TypeError, ValueError: it holds no replies."""
+        """Add the replies of a stored line. Raises KeyError, TypeError, ValueError: the line has no replies."""
         for values in line["replies"]:
             self.replies[values[0]] = Reply(*values)
         self.seconds += float(line["seconds"])
@@ -204,7 +204,7 @@ def reading_record(path: Path) -> Iterator[None]:
     """Turn errors from a damaged record of complete work into one message.
 
     Raises:
-        ConfigError: the record lacks a value, or has another form.
+        ConfigError: the record lacks a value, or has a different form.
     """
     try:
         yield
@@ -225,7 +225,7 @@ def saying_where(path: Path) -> Iterator[None]:
     except OSError as error:
         why = error.strerror or type(error).__name__
         raise DataError(
-            f"{path}: cannot be written ({why}); what was written before is kept, and the same command resumes from it"
+            f"{path}: cannot be written ({why}); completed work is kept, and the same command resumes from it"
         ) from None
 
 
@@ -239,7 +239,7 @@ class Output:
 
     Attributes:
         complete: the record, if the same work was completed before; else None.
-        started: whether a part of the same work is stored.
+        started: whether part of the same work is stored.
 
     Raises:
         ConfigError: an existing file must not be overwritten.
@@ -255,7 +255,7 @@ class Output:
         inputs: Iterable[Path] = (),
     ):
         self.paths, self._overwrite = paths, overwrite
-        # Through JSON and back, because it is compared with values that were read from a file.
+        # Converted to JSON and back, because the identity is compared with values that were read from a file.
         self.identity = json.loads(json.dumps(identity))
         self.complete: Record | None = None
         self._file: BinaryIO | None = None
@@ -264,7 +264,7 @@ class Output:
             for path in (*paths.results, paths.record, paths.partial):
                 if path.exists() and source.exists() and path.samefile(source):
                     raise ConfigError(
-                        f"{path}: the command would write over its input; name another output"
+                        f"{path}: the command would overwrite its input; choose another output"
                     )
         # A file of another kind under this name is never replaced, not even with `overwrite`.
         record = known = None
@@ -274,7 +274,7 @@ class Output:
                 known = _compared(_identity_in(record))
             except _BROKEN:
                 raise ConfigError(
-                    f"{paths.record} exists and is not a record of this; choose another output"
+                    f"{paths.record} exists and is not a record of this command; choose another output"
                 ) from None
         header = self._header()
         self.started = header == _compared(self.identity)
@@ -289,10 +289,12 @@ class Output:
         else:
             for path in paths.results:
                 if path.exists():
-                    raise ConfigError(f"{path} exists and is not from unfinished work; {_ADVICE}")
+                    raise ConfigError(
+                        f"{path} exists and does not belong to unfinished work; {_ADVICE}"
+                    )
 
     def _header(self) -> Record | None:
-        """The identity in the first line of the partial file; None if there is no complete line, or it may be replaced."""
+        """The identity in the first line of the partial file; None if it is incomplete or `overwrite` replaces it."""
         path = self.paths.partial
         try:
             with open(path, "rb") as file:
@@ -311,7 +313,7 @@ class Output:
     def opened(self, take: Callable[[Record], None]) -> Iterator[None]:
         """Lock the files, and call `take` for each stored line. No file changes before the first new line is stored.
 
-        `take` raises a KeyError, TypeError or ValueError for a line that it cannot use.
+        `take` must raise KeyError, TypeError or ValueError for a line that it cannot use.
 
         Raises:
             ConfigError: another process is writing the files.
@@ -363,7 +365,7 @@ class Output:
             file.truncate(complete)
 
     def append(self, line: Record) -> None:
-        """Store a batch, completely or not at all. Raises DataError: it could not be written."""
+        """Store a batch, completely or not at all. Raises DataError: the batch cannot be written."""
         assert self._file is not None
         with saying_where(self.paths.partial):
             # The order matters if the command is killed here: old results never remain next to new answers.
@@ -378,8 +380,8 @@ class Output:
 
     @staticmethod
     def _write(file: BinaryIO, line: Record) -> None:
-        """Append a line and wait until it is on the disk. If only a part was written, resuming removes it."""
-        # Unbuffered files may write less than they are given.
+        """Append a line, and wait until it is on disk. If only part of it was written, resuming removes that part."""
+        # An unbuffered file may write less than it is given.
         rest = memoryview(json_line(line))
         while rest:
             rest = rest[file.write(rest) :]
@@ -407,15 +409,15 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def _identity_in(record: Record) -> Record:
-    """The identity in a record of complete work. Raises KeyError or TypeError for another file."""
+    """The identity in a record of complete work. Raises KeyError or TypeError: it is a different file."""
     if "identity" in record:
         return dict(record["identity"])
-    # Up to version 0.3 `generate` wrote it in two parts.
+    # Up to version 0.3, `generate` wrote the identity in two parts.
     return {**record["settings"], "data": record["input"]["fingerprint"]}
 
 
 def _compared(identity: Record) -> Record:
-    """The settings of an identity that are compared; without None, so that an old record equals one with a new option."""
+    """The compared settings of an identity; without None, so that an old record equals one with a new option."""
     return {
         name: value
         for name, value in identity.items()
@@ -429,7 +431,7 @@ def refuse_other(path: Path, stored: Record, current: Record) -> None:
         stored_value, current_value = stored.get(name), current.get(name)
         if stored_value == current_value:
             continue
-        # These two are digests, which would not help anybody in a message.
+        # These two are digests, which would not help in a message.
         if name in ("model", "data"):
             what = "another model" if name == "model" else "other questions"
             raise ConfigError(f"{path} was made with {what}, or they have changed since; {_ADVICE}")

@@ -44,10 +44,10 @@ _ADAPTER = "adapter_config.json"
 
 @dataclass(frozen=True)
 class Place:
-    """The place of a model.
+    """Where a model is.
 
     Attributes:
-        name: name from the user.
+        name: the name that the user gave.
         folder: the local folder; None for a Hub id or a GGUF file.
         base: for an adapter, the Hub id or folder of its base model; else None.
     """
@@ -56,26 +56,23 @@ class Place:
     folder: Path | None
     base: str | None = None
 
-    @property
-    def run_folder(self) -> Path | None:
-        """The folder with the records of the training: the model's own, or for a checkpoint the run's folder."""
-        folder = self.folder
-        # A folder with its own run.json is a run, whatever its name.
-        if (
-            folder is None
-            or not folder.resolve().name.startswith("checkpoint-")
-            or (folder / "run.json").exists()
-        ):
-            return folder
-        return folder.resolve().parent
-
     def record(self, name: str) -> dict[str, Any]:
-        """A record of the training by its file name; empty if there is none that can be read."""
-        return {} if self.run_folder is None else read_object(self.run_folder / name)
+        """A record of training by its file name, for a checkpoint from the run's folder.
+
+        Empty if it is missing or cannot be read.
+        """
+        folder = self.folder
+        if folder is None:
+            return {}
+        # A folder with a run.json is a run, whatever its name.
+        is_checkpoint = folder.resolve().name.startswith("checkpoint-")
+        if is_checkpoint and not (folder / "run.json").exists():
+            folder = folder.resolve().parent
+        return read_object(folder / name)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The recorded options of the training; empty if there are none."""
+        """The recorded options of training; empty if there are none."""
         settings = self.record("run.json").get("settings")
         return settings if isinstance(settings, dict) else {}
 
@@ -85,9 +82,9 @@ class Place:
         return recorded_ending(self.record("data_report.json"))
 
     def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:
-        """Make the prompter of the model: by the options, and for what they leave open, as in training."""
+        """Make the prompter of the model from the options; where an option is not set, it is as in training."""
         kwargs = options.chat_template_kwargs
-        # Arguments of the training are for its template; another template may not know them.
+        # The arguments used in training are for the template of training; another template may not know them.
         if kwargs is None and not options.chat_template and not options.plain:
             kwargs = self.settings.get(_NAME.chat_template_kwargs)
         form = options.chat_template, options.plain, kwargs, options.prompt_from
@@ -107,7 +104,7 @@ def find_model(name: str) -> Place:
     if not folder.is_dir():
         if folder.is_file():
             return Place(name, None)
-        # Hub ids have at most one slash, so a name of another form is a path with a typo.
+        # A Hub id has at most one slash, so any other name is a path with a typo.
         if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
             raise ConfigError(f"{where}: no such folder")
         check_local(name)
@@ -124,7 +121,7 @@ def find_model(name: str) -> Place:
         checkpoints = sorted(
             folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name)
         )
-        hint = f"; the run has not ended: give {checkpoints[-1]}" if checkpoints else ""
+        hint = f"; the run has not ended: use {checkpoints[-1]}" if checkpoints else ""
         raise ConfigError(
             f"{where}: no model in this folder (neither config.json nor {_ADAPTER}){hint}"
         )
@@ -136,7 +133,7 @@ def _adapter_place(name: str, folder: Path) -> Place:
     base = str(adapter.get("base_model_name_or_path") or "")
     if not base:
         raise ConfigError(f"{MODEL} {name}: {_ADAPTER} names no base model; merge the adapter")
-    # A relative path may be meant from the current folder, as PEFT reads it, or from the adapter's.
+    # A relative path may be relative to the current folder, as PEFT reads it, or to the adapter's folder.
     nearby = folder / base
     if nearby.is_dir() and not Path(base).is_dir():
         base = str(nearby)
@@ -144,12 +141,12 @@ def _adapter_place(name: str, folder: Path) -> Place:
 
 
 def load_place_tokenizer(place: Place, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """Load the tokenizer in the model's folder, or for an adapter without one that of its base.
+    """Load the tokenizer in the model's folder, or the base's tokenizer for an adapter without one.
 
     Raises:
         ConfigError: the tokenizer cannot be loaded.
     """
-    # The bars of transformers would mix with ours; the tokenizer is the first thing that is loaded.
+    # The progress bars of transformers would mix with ours. The tokenizer is loaded before anything else.
     disable_progress_bar()
     folder = place.folder
     has_own = folder is None or place.base is None or (folder / "tokenizer_config.json").is_file()
@@ -164,7 +161,7 @@ def load_place(
     options: GeneratorOptions,
     no_lora: bool = False,
 ) -> tuple[nn.Module, str]:
-    """Load the model, on the GPU if there is one, and describe it in a phrase; `no_lora` loads an adapter's base alone.
+    """Load the model, on the GPU if there is one, and describe it in a phrase; `no_lora` loads only an adapter's base.
 
     Raises:
         ConfigError: the model cannot be loaded, or does not fit.
@@ -179,7 +176,7 @@ def load_place(
         quantized=quantization(place.settings),
     )
     if place.base is not None and no_lora:
-        kind = f"the base {name} alone; "
+        kind = f"only the base {name}; "
     elif place.base is not None:
         model = load_adapter(model, str(place.folder), f"{MODEL} {place.name}", name)
         kind = f"adapter on {name}; "
@@ -193,7 +190,7 @@ def load_place(
 
 
 def load_drafter(place: Place, model: nn.Module, count: int) -> Drafter:
-    """Load the heads in the model's folder into the model, to draft `count` tokens at a time.
+    """Load the heads in the model's folder into the model, and return a drafter of `count` tokens at a time.
 
     Raises:
         ConfigError: there are no heads, or they belong to another model.
@@ -208,7 +205,7 @@ def load_drafter(place: Place, model: nn.Module, count: int) -> Drafter:
     vocabulary, width = embedding_rows(inner).shape
     attach_saved(inner, folder, objective.modules(width, vocabulary))
     drafter = Drafter(inner, objective, loss_view(inner, vocabulary), count)
-    # An architecture whose cache cannot be cut would give wrong answers without an error.
+    # An architecture whose cache cannot be cropped would give wrong answers without an error.
     drafter.check()
     return drafter
 
@@ -221,7 +218,7 @@ def load_generator(
         if place.base is not None and not no_lora:
             merge = f"merge the adapter (stepjepa export {place.name} OUT --merge_lora true)"
             raise ConfigError(
-                f"--{_NAME.backend} vllm takes no adapter: {merge}, or generate with transformers"
+                f"--{_NAME.backend} vllm does not load adapters: {merge}, or generate with transformers"
             )
         return VllmGenerator(place.base or place.name, prompter, options), "vLLM"
     model, description = load_place(place, prompter.tokenizer, options, no_lora)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 
 _NAME = Names(GenerateOptions)
-# The verdict on a right response; the others, and their names in the summary.
+# The verdict on a right response; the other verdicts, and their names in the summary.
 RIGHT = "right"
 VERDICTS = {
     "wrong": "wrong answer",
@@ -54,7 +54,7 @@ VERDICTS = {
     "no_answer": "no final answer",
     "refused": "request refused",
 }
-# Characters of a known solution that may be a final answer without marks.
+# Longest known solution, in characters, that may be a final answer without marks.
 _LONGEST_BARE_ANSWER = 60
 
 
@@ -63,7 +63,7 @@ class Problem:
     """A question that can be asked.
 
     Attributes:
-        row: number of the row, as `RowSource.place` takes it.
+        row: number of the row, for `RowSource.place`.
         question, answer: texts of the row.
         ground_truth: the known final answer.
     """
@@ -123,7 +123,7 @@ def ground_truth(answer: str) -> str | None:
     r"""The final answer in a known solution: the rest of the line after the first ``####``, else the last ``\boxed{}``, else
     the text itself if it is one short line; otherwise None.
     """
-    # The last number of a longer text, by which responses are read, is too uncertain for a reference.
+    # Unlike in a response, the last number of a longer text is too uncertain to be the answer of a reference.
     answer = answer_of(answer)
     marked = after_hashes(answer) or last_boxed(answer)
     if marked or "####" in answer:
@@ -139,7 +139,7 @@ class GenerationResult:
     Attributes:
         summary: number of rows read, solved, unsolved and skipped, by attempt or reason; tokens.
         output: the file with the solved questions.
-        already: whether an earlier call completed the work.
+        already: whether an earlier call had completed the work.
     """
 
     summary: Record
@@ -149,7 +149,7 @@ class GenerationResult:
     def __str__(self) -> str:
         summary = self.summary
         lines = [
-            f"{self.output} is complete already" if self.already else f"written: {self.output}"
+            f"{self.output} is already complete" if self.already else f"written: {self.output}"
         ]
         unsolved = summary["unsolved"]
         skipped = sum(summary["skipped"].values())
@@ -176,7 +176,7 @@ class GenerationResult:
 
 
 def generate(options: GenerateOptions) -> GenerationResult:
-    """Let a model solve the questions of a file, and keep the responses whose final answer is right.
+    """Have a model solve the questions of a file, and keep the responses whose final answer is right.
 
     Unsolved questions are asked again, up to ``attempts`` times in all. After an interruption the same call resumes.
 
@@ -186,15 +186,12 @@ def generate(options: GenerateOptions) -> GenerationResult:
     options.check()
     problem_set = read_problems(options)
     problems = problem_set.problems
-    fingerprint = digest_of(
-        [problem.row, problem.question, problem.answer, problem.ground_truth]
-        for problem in problems
-    )
-    path = Path(str(options.output_file))
-    solved, unsolved = path, path.with_name(f"{path.stem}.unsolved.jsonl")
-    record_file = path.with_name(f"{path.name}.meta.json")
+    fingerprint = digest_of(map(astuple, problems))
+    solved = Path(str(options.output_file))
+    unsolved = solved.with_name(f"{solved.stem}.unsolved.jsonl")
+    record_file = solved.with_name(f"{solved.name}.meta.json")
     output = Output(
-        Paths((solved, unsolved), record_file, path.with_suffix(".partial")),
+        Paths((solved, unsolved), record_file, solved.with_suffix(".partial")),
         {**options.deciding(), "data": fingerprint},
         overwrite=options.overwrite,
         inputs=[Path(str(options.file))],
@@ -280,7 +277,7 @@ def solve(
     for number in range(1, options.attempts + 1):
         if not unsolved:
             break
-        # When work is resumed, stored attempts pass through here too, which finds the same questions unsolved.
+        # When work is resumed, stored attempts pass through here too, so the same questions remain unsolved.
         first = (number - 1) * len(problems)
         requests = [_request(first + place, problems[place], number, options) for place in unsolved]
         log.ask(generator, requests, f"attempt {number}", bar)

@@ -1,1 +1,1 @@
-"""One HTML page of runs or of a study."""
+"""An HTML page about runs or a study."""

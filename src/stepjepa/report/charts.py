@@ -1,13 +1,13 @@
-"""The curves of the page: lines, ticks and numbers, which its template draws as SVG.
+"""The charts of the page: lines, ticks and values, which the page's template draws as SVG.
 
-Unlike pictures of matplotlib, the curves follow the theme of the page, show their values to a pointer and the arrow keys,
+Unlike images by matplotlib, these charts follow the theme of the page, show their values to a pointer and the arrow keys,
 and need no extra package.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,12 +15,11 @@ from stepjepa.inspect.figure import series_style
 from stepjepa.modeling.card import NO_RESULT
 from stepjepa.report.reading import ReportedRun, number
 
-WIDTH, HEIGHT = 440, 270
-# The rectangle of a chart's lines; the rest is for tick labels and the title of the axis.
+# The rectangle of a chart's lines; the rest is for the tick labels and the title of the axis.
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226
 FRAME = {
-    "width": WIDTH,
-    "height": HEIGHT,
+    "width": 440,
+    "height": 270,
     "left": LEFT,
     "right": RIGHT,
     "top": TOP,
@@ -34,23 +33,21 @@ QUANTITIES = {
     "effective_rank": "effective rank of the targets",
     "regularizer": "regularizer",
 }
-# A line is 360 pixels wide, so more points would not be visible, and would make the page large.
+# A line is 360 pixels wide, so more points would not be visible, and would only enlarge the page.
 MOST_POINTS = 400
 DASHES = ("", "7 4", "2 3", "10 3 2 3", "12 5", "1 4", "6 2 1 2 1 2")
 # (step, value)
 Point = tuple[float, float]
-# Key of the log -> points of one run or arm.
-PointsOf = Callable[[str], list[Point]]
 
 
 @dataclass(frozen=True)
 class Line:
-    """One run in one quantity.
+    """One quantity of one run.
 
     Attributes:
         kind: "training" or "evaluation".
         points: (step, value, x, y), in the order of the steps.
-        colour: number of the colour in the page's style (classes ``c0``, ``c1``, ...).
+        colour: number of the colour in the style of the page (classes ``c0``, ``c1``, ...).
         dashes: the stroke-dasharray of SVG.
     """
 
@@ -62,12 +59,12 @@ class Line:
 
     @property
     def path(self) -> str:
-        """The path of the line in SVG."""
+        """The path data of the line in SVG."""
         return "M" + "L".join(f"{x:.1f} {y:.1f}" for _, _, x, y in self.points)
 
     @property
     def marks(self) -> list[Point]:
-        """(x, y) of the points that get a mark: evaluations, which are few, and a training line of one point."""
+        """(x, y) of the points with a mark: evaluations, which are few, and the single point of a training line."""
         if self.kind == "training" and len(self.points) > 1:
             return []
         return [(x, y) for _, _, x, y in self.points]
@@ -78,7 +75,7 @@ class Chart:
     """One quantity of all runs over the optimizer steps.
 
     Attributes:
-        key: of the log.
+        key: key of the quantity in the log.
         x_ticks, y_ticks: (position, label).
     """
 
@@ -96,7 +93,7 @@ class Chart:
 
 
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
-    """(step, value) of a key in a log, sorted by step; a step's last value, without values that are not finite."""
+    """(step, value) of a key in a log, sorted by step, with the last finite value of every step."""
     points = {}
     for entry in history:
         step, value = number(entry, "step"), number(entry, key)
@@ -123,12 +120,18 @@ def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
         for entry in run.history:
             for key in entry:
                 if key.startswith("eval_") and key not in known and not key.endswith(NO_RESULT):
-                    titles[key] = f"{key.removeprefix('eval_')} of the evaluations while training"
+                    titles[key] = f"{key.removeprefix('eval_')} of evaluations during training"
     return titles
 
 
-def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str]) -> Iterator[Chart]:
-    """A chart for each quantity (key -> title) that any run (name, key -> points) logged, in training or evaluation."""
+def make_charts(
+    groups: Mapping[str, Sequence[ReportedRun]], titles: Mapping[str, str]
+) -> Iterator[Chart]:
+    """A chart for each quantity (key -> title) that any run logged, in training or evaluation.
+
+    Args:
+        groups: name of a line -> the runs whose mean it shows.
+    """
     for key, title in titles.items():
         kinds = (
             {"evaluation": key}
@@ -136,9 +139,9 @@ def make_charts(runs: Sequence[tuple[str, PointsOf]], titles: Mapping[str, str])
             else {"training": key, "evaluation": f"eval_{key}"}
         )
         series = []
-        for index, (name, points_of) in enumerate(runs):
+        for index, (name, runs) in enumerate(groups.items()):
             for kind, log_key in kinds.items():
-                points = points_of(log_key)
+                points = mean_points([run.history for run in runs], log_key)
                 if points:
                     series.append((index, name, kind, points))
         if series:
@@ -156,7 +159,7 @@ def make_chart(key: str, title: str, series: Sequence[tuple[int, str, str, list[
     first, last = min(steps), max(steps)
     if first == last:
         first, last = first - 1, last + 1
-    # The axis extends a little beyond the values, but not below 0 if they are all above it.
+    # The axis extends a little beyond the values, but not below 0 if no value is negative.
     low, high = min(values), max(values)
     room = (high - low) * 0.05 or max(abs(high) * 0.05, 1e-9)
     low = 0.0 if 0 <= low <= room else low - room
@@ -189,7 +192,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def thin(points: list[Point]) -> list[Point]:
-    """At most `MOST_POINTS` points: the ends, and the smallest and largest of each stretch, which keeps every spike."""
+    """At most `MOST_POINTS` points: the ends, and the lowest and highest value of each stretch, which keeps every spike."""
     if len(points) <= MOST_POINTS:
         return points
     stretches = (MOST_POINTS - 2) // 2

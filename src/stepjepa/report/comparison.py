@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from stepjepa.errors import StepJepaError
@@ -18,10 +17,10 @@ from stepjepa.evaluation.predictions import (
 )
 from stepjepa.evaluation.statistics import conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.report.reading import Reader, ReportedRun, StoredEvaluation, number, table
+from stepjepa.report.reading import Reader, Record, ReportedRun, number, table
 from stepjepa.utils.text import written
 
-# Characters of a question or an answer on the page.
+# Longest question or answer on the page, in characters.
 _LONGEST = 3000
 # Right, wrong, unscored.
 _LETTERS = {True: "r", False: "w", None: "u"}
@@ -42,7 +41,7 @@ class AccuracyRow:
 
 
 def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[AccuracyRow]:
-    """A row for each evaluation, metric and run, grouped by evaluation and metric."""
+    """A row per evaluation, metric and run, grouped by evaluation and metric."""
     for name in evaluation_names(runs):
         results = {
             run.label: run.evaluations[name].result for run in runs if name in run.evaluations
@@ -93,15 +92,15 @@ def _accuracy_row(
 
 @dataclass(frozen=True)
 class PairedRow:
-    """Two models in one metric on the same questions.
+    """Two models, compared in one metric on the same questions.
 
     Attributes:
         names: evaluation and metric, model a, model b.
         cells: the difference and its interval; for a right-or-wrong metric also McNemar's p, and the number of questions
             that both, only a, only b and neither answered right.
         n: number of questions.
-        why_not: why the models cannot be compared; empty if they are.
-        headline: paragraph for the top of the page; empty if it has none.
+        why_not: why the models cannot be compared; empty if they can.
+        headline: paragraph for the top of the page; empty if there is none.
     """
 
     names: list[str]
@@ -112,23 +111,23 @@ class PairedRow:
 
 
 def control_of(run: ReportedRun) -> str:
-    """The kind of control that a run is; empty if it is none."""
+    """The kind of a control run; empty if the run is not a control."""
     kind = str(run.settings.get("control") or "none")
     return kind if kind != "none" and trained_pairs(run.settings) else ""
 
 
 def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
-    """Compare each model with the first one (plain training, if any run has no pairs), and each method with its controls.
+    """Compare each model with the first one (plain training, if any run has no pairs), and each method with the controls.
 
-    Pairs share the questions and every metric that both have. Headlines are the first metric and the likelihood of the
-    reference answers.
+    Two models must have answered the same questions; they are compared in every metric that both have. Headlines are for the
+    first metric and the likelihood of the reference answers.
     """
     # Plain training first, then controls, then methods.
     ordered = sorted(runs, key=lambda run: (trained_pairs(run.settings), not control_of(run)))
     for name in evaluation_names(runs):
         before: list[ReportedRun] = []
         for b in ordered:
-            if name not in b.evaluations or not _answers(b.evaluations[name]):
+            if name not in b.evaluations or b.evaluations[name].answers is None:
                 continue
             for a in before:
                 if a is before[0] or (control_of(a) and not control_of(b)):
@@ -136,16 +135,11 @@ def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
             before.append(b)
 
 
-def _answers(evaluation: StoredEvaluation) -> Path | None:
-    return evaluation.predictions or evaluation.likelihoods
-
-
 def _paired(
     name: str, a: ReportedRun, b: ReportedRun, runs: Sequence[ReportedRun]
 ) -> Iterator[PairedRow]:
-    first, second = _answers(a.evaluations[name]), _answers(b.evaluations[name])
-    if first is None or second is None:
-        return
+    first, second = a.evaluations[name].answers, b.evaluations[name].answers
+    assert first is not None and second is not None
     try:
         metrics = paired_metrics(first, second)
     except StepJepaError as error:
@@ -179,7 +173,7 @@ def _headline(
         value += f" ({interval[1:-1].replace(', ', ' to ')})"
     difference = f"{b.label} - {a.label}: {value}, 95 % interval; {paired.metric} of {paired.n} questions ({name})\n"
     if control_of(b):
-        return f"{difference}{b.label} is a control: only what a run gains over it can come from its pairs."
+        return f"{difference}{b.label} is a control: only what a run gains over the control can come from the run's pairs."
     return difference + conclusion(
         paired.difference,
         a.label,
@@ -192,7 +186,7 @@ def _headline(
 
 
 def difference_cells(paired: PairedMetric) -> tuple[str, str]:
-    """A difference with its unit, and its interval; accuracies in points."""
+    """A difference with its unit, and its interval; accuracies in percentage points."""
     unit, scale, form = "", 1, "+.4f"
     if paired.counts is not None:
         unit, scale, form = " points", 100, "+.1f"
@@ -210,12 +204,12 @@ def difference_cells(paired: PairedMetric) -> tuple[str, str]:
 # Answers side by side
 
 
-def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> list[dict[str, Any]]:
+def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> list[Record]:
     """The answers of every evaluation, as JSON for the page.
 
-    An entry has ``name``; ``models`` with label, metric, and a letter for every question (``r`` right, ``w`` wrong, ``u``
-    unscored, ``-`` not asked), from which the page counts; and ``rows``, at most `most` questions with all texts, spread
-    evenly over the patterns of right and wrong.
+    An entry has a ``name``; ``models`` with a label, a metric, and a letter per question (``r`` right, ``w`` wrong, ``u``
+    unscored, ``-`` not asked), which the page counts; and ``rows``, at most `most` questions with all texts, spread evenly
+    over the patterns of right and wrong.
     """
     sets = []
     for name in evaluation_names(runs):
@@ -232,9 +226,7 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
     return sets
 
 
-def _prediction_set(
-    name: str, answers: Mapping[str, Sequence[Prediction]], most: int
-) -> dict[str, Any]:
+def _prediction_set(name: str, answers: Mapping[str, Sequence[Prediction]], most: int) -> Record:
     # A question is identified by its row and its text: models may have been evaluated on different rows.
     by_question = [
         {(each.index, each.question): each for each in predictions}
@@ -274,7 +266,7 @@ def _answer(prediction: Prediction) -> dict[str, str]:
 
 
 def chosen(letters: Sequence[str], most: int) -> list[int]:
-    """Positions of at most `most` questions, taken in turns from the patterns of right and wrong."""
+    """Positions of at most `most` questions, taken in turn from the patterns of right and wrong."""
     places = defaultdict[tuple[str, ...], list[int]](list)
     for place, pattern in enumerate(zip(*letters, strict=True)):
         places[pattern].append(place)

@@ -22,11 +22,13 @@ from stepjepa.utils.files import digest, model_parts, parse_object
 from stepjepa.utils.text import labels_of
 
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
+# A JSON object.
+Record = dict[str, Any]
 T = TypeVar("T")
 
 
-def table(value: object, *keys: str) -> dict[str, Any]:
-    """The object at a path of keys; an empty one if it is missing or something else."""
+def table(value: object, *keys: str) -> Record:
+    """The object at a path of keys; empty if it is missing, or is not an object."""
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else {}
@@ -41,11 +43,11 @@ def number(record: Mapping[str, Any], key: str) -> float | None:
 
 
 class Reader:
-    """Reads files, and collects what the reader of the report should know about them.
+    """Reads files, and collects the problems that the report should mention.
 
     Attributes:
         problems: a sentence for every file that exists but cannot be used.
-        stale: a sentence for every evaluation of another model than the present one.
+        stale: a sentence for every evaluation of a model other than the current one.
     """
 
     def __init__(self) -> None:
@@ -63,7 +65,7 @@ class Reader:
             self.problems.append(f"{path}: cannot be read ({reason}), and is left out")
             return None
 
-    def object(self, path: Path) -> dict[str, Any]:
+    def object(self, path: Path) -> Record:
         """The object in a JSON file; empty if it does not exist or cannot be parsed."""
         return self.read(path, parse_object) or {}
 
@@ -76,13 +78,18 @@ class StoredEvaluation:
         result: content of ``metrics.json``.
         predictions: the file of answers; None if there is none.
         likelihoods: the file of the reference answers' likelihoods; None if there is none.
-        stale: whether the model in the folder has changed since.
+        stale: whether the model in the folder has changed since the evaluation.
     """
 
-    result: dict[str, Any] = field(default_factory=dict)
-    predictions: Path | None = None
-    likelihoods: Path | None = None
-    stale: bool = False
+    result: Record
+    predictions: Path | None
+    likelihoods: Path | None
+    stale: bool
+
+    @property
+    def answers(self) -> Path | None:
+        """The file by which models are compared; None if there is none."""
+        return self.predictions or self.likelihoods
 
 
 @dataclass
@@ -92,30 +99,30 @@ class ReportedRun:
     Attributes:
         label: name of the run on the page.
         record: content of ``run.json``.
-        settings: those of ``resolved.yaml``, overridden by those of ``run.json``, which training resolved from them.
+        settings: those in ``resolved.yaml``, overridden by those in ``run.json``, which training derived from them.
         data: lines of the data reports, as training printed them.
-        metrics: last values, of ``metrics.json``.
-        history: the Trainer's log, of a checkpoint if the run is unfinished.
-        evaluations: by their names on the page.
+        metrics: last values, from ``metrics.json``.
+        history: the Trainer's log, from a checkpoint if the run is unfinished.
+        evaluations: name on the page -> evaluation.
         trained: for a run of a study, the record of its training.
         scored: for a run of a study, whether the test split was scored.
     """
 
     label: str
     path: Path
-    record: dict[str, Any] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    record: Record = field(default_factory=dict)
+    settings: Record = field(default_factory=dict)
     data: list[str] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    history: list[dict[str, Any]] = field(default_factory=list)
+    metrics: Record = field(default_factory=dict)
+    history: list[Record] = field(default_factory=list)
     unfinished: bool = True
     evaluations: dict[str, StoredEvaluation] = field(default_factory=dict)
-    trained: dict[str, Any] = field(default_factory=dict)
+    trained: Record = field(default_factory=dict)
     scored: bool = False
 
     @property
     def arm(self) -> str:
-        """For a run of a study: its arm, with the block and the tuned values."""
+        """For a run of a study: its arm, including the block and the tuned values."""
         return self.label.rpartition("/")[0] or self.label
 
 
@@ -124,8 +131,8 @@ class ReportedStudy:
     """The records of a study.
 
     Attributes:
-        title, verdicts (one for each metric), notes: of ``table.json``; empty until it is written.
-        tables: title -> title of a column -> a cell for each arm.
+        title, verdicts (one for each metric), notes: from ``table.json``; empty until it is written.
+        tables: title -> title of a column -> a cell per arm.
         code: versions of the code that ran the study.
         arms: name -> training options, for every arm of every block.
     """
@@ -135,8 +142,8 @@ class ReportedStudy:
     verdicts: list[str] = field(default_factory=list)
     tables: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    code: dict[str, Any] = field(default_factory=dict)
-    arms: dict[str, dict[str, Any]] = field(default_factory=dict)
+    code: Record = field(default_factory=dict)
+    arms: dict[str, Record] = field(default_factory=dict)
 
 
 @dataclass
@@ -152,7 +159,7 @@ def read_folders(names: Sequence[Path]) -> Found:
     """Read the folders of several runs, or of one study.
 
     Raises:
-        ConfigError: a folder is missing, or holds neither a run nor a study.
+        ConfigError: a folder is missing, or contains neither a run nor a study.
     """
     reader = Reader()
     for folder in names:
@@ -162,7 +169,7 @@ def read_folders(names: Sequence[Path]) -> Found:
         if (folder / STATE).is_file():
             if len(names) > 1:
                 raise ConfigError(
-                    f"{folder}: is a study, which is reported alone; give one study, or several runs"
+                    f"{folder}: is a study, which needs a report of its own; give one study, or several runs"
                 )
             return Found(list(_study_runs(folder / "runs", reader)), _study(folder, reader), reader)
         is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(
@@ -171,7 +178,7 @@ def read_folders(names: Sequence[Path]) -> Found:
         if not is_run and not _checkpoint_logs(folder):
             files = ", ".join(_RUN_FILES)
             raise ConfigError(
-                f"{folder}: is not the folder of a run or a study (none of {files}, {STATE} in it)"
+                f"{folder}: is not the folder of a run or a study (it contains none of {files}, {STATE})"
             )
     labels = labels_of(list(map(str, names)))
     runs = [_run(label, folder, reader) for label, folder in zip(labels, names, strict=True)]
@@ -203,7 +210,7 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     )
 
 
-def _options(content: bytes) -> dict[str, Any]:
+def _options(content: bytes) -> Record:
     """The values in a YAML file of options."""
     tree = parse_tree(content.decode("utf-8-sig"), "resolved.yaml")
     return {name: node.value for name, node in tree.mapping("options").items()}
@@ -218,7 +225,7 @@ def data_lines(reports: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _log(record: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _log(record: Mapping[str, Any]) -> list[Record]:
     log = record.get("log_history")
     return [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
 
@@ -226,7 +233,7 @@ def _log(record: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _checkpoint_logs(folder: Path) -> list[Path]:
     """Logs of checkpoints, newest first."""
     logs = folder.glob("checkpoint-*/trainer_state.json")
-    # By length first, so that checkpoint-1000 comes after checkpoint-200.
+    # By length first, so that checkpoint-1000 counts as newer than checkpoint-200.
     return sorted(logs, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
 
 
@@ -235,29 +242,26 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
     for path in sorted(folder.glob("*/")):
         name = path.name.removeprefix("evaluation-")
         result = reader.object(path / METRICS)
-        # Another folder, or an evaluation that has not finished.
+        # Not the folder of an evaluation, or an evaluation that has not finished.
         if "identity" not in result:
             continue
         other_model = _other_model(folder, result)
         if other_model:
-            reader.stale.append(f"{path}: is of {other_model}; evaluate the present one again")
+            reader.stale.append(f"{path}: belongs to {other_model}; evaluate the current model")
             name = f"{name} (stale)"
-        evaluation = StoredEvaluation(result, stale=bool(other_model))
-        if (path / "predictions.jsonl").is_file():
-            evaluation.predictions = path / "predictions.jsonl"
-        if (path / f"{NLL}.jsonl").is_file():
-            evaluation.likelihoods = path / f"{NLL}.jsonl"
-        yield name, evaluation
+        files = [path / "predictions.jsonl", path / f"{NLL}.jsonl"]
+        predictions, likelihoods = (file if file.is_file() else None for file in files)
+        yield name, StoredEvaluation(result, predictions, likelihoods, bool(other_model))
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
-    """The model that a result belongs to, if it is not the one in `folder`; empty if it is."""
+    """The model that a result belongs to; empty if it is the model in `folder`."""
     if (
         (folder / "run.json").is_file()
         and (folder / METRICS).is_file()
         and not RunFolder(folder).ended
     ):
-        return "the model before this run went on"
+        return "the model before this run was resumed"
     recorded = result.get("model_folder")
     if recorded is None or not any(folder.glob("*.safetensors")):
         return ""
@@ -311,7 +315,7 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         run.evaluations |= dict(_evaluations(path, reader))
         run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()
-        # A run from a file of records has no log; its record holds the curves.
+        # A run from a file of records has no log, but its record contains the curves.
         if not run.history:
             losses = run.trained.get("losses", [])
             evaluations = run.trained.get("history", [])

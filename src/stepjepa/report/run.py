@@ -1,14 +1,14 @@
-"""``stepjepa report``: one HTML file with its style, script and data, which needs no network.
+"""``stepjepa report``: a single HTML file with its style, script and data, which needs no network.
 
 Jinja escapes every text. The answers of models are JSON in a script element of a type that no browser runs, and the page's
-script inserts them as text. The Content-Security-Policy forbids all connections, and all scripts and styles but the page's.
+script inserts them as text. The Content-Security-Policy forbids all connections, and all scripts and styles except
+the page's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,14 +25,20 @@ from stepjepa.inspect.html import base_style, page_policy, script_json, write_pa
 from stepjepa.modeling.card import collapse_words, logged_collapse
 from stepjepa.report.charts import (
     FRAME,
-    PointsOf,
     history_points,
     make_charts,
-    mean_points,
     quantities,
 )
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
-from stepjepa.report.reading import Found, ReportedRun, ReportedStudy, number, read_folders, table
+from stepjepa.report.reading import (
+    Found,
+    Record,
+    ReportedRun,
+    ReportedStudy,
+    number,
+    read_folders,
+    table,
+)
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.text import clock, counted, scaled, written
 from stepjepa.version import __version__
@@ -42,7 +48,7 @@ if TYPE_CHECKING:
 
     from stepjepa.keywords import ReportKeywords
 
-# More lines in a chart cannot be told from each other.
+# More lines in a chart cannot be told apart.
 _MOST_ARMS = 8
 # Diagnostics of collapse in a log.
 _SIGNS = ("target_std", "effective_rank", "num_pairs")
@@ -57,7 +63,7 @@ _VERSIONS = (
     "device",
     "git_commit",
 )
-# They differ between any two runs, so the page does not mark them as differences.
+# These differ between any two runs, so the page does not mark them as differences.
 _OWN = ("date", "command")
 
 
@@ -67,18 +73,18 @@ class ReportOptions:
 
     folders: list[str] | None = option(
         None,
-        "Folders of runs, or of one study; usually written without --folders, in front of the rest.",
+        "Folders of runs, or of one study; usually written without --folders, before the other options.",
         "report",
     )
     output_file: str | None = option(
-        None, "The page. Default: report.html in the first folder.", "report"
+        None, "File of the page. Default: report.html in the first folder.", "report"
     )
     overwrite: bool = option(
         False, "Replace an existing file.", "report", aliases=("overwrite_output_dir",)
     )
     max_predictions: int = option(
         200,
-        "Questions per evaluation whose answers the page shows; counts cover all.",
+        "Number of questions per evaluation whose answers the page shows; its counts cover all questions.",
         "report",
         at_least=0,
     )
@@ -91,14 +97,14 @@ _HEADLINE = (_NAME.objective, _NAME.seed, _NAME.train_file)
 
 @dataclass(frozen=True)
 class ReportResult:
-    """The written page; `str` of it lists the files that were left out, and the path.
+    """The written page; its `str` lists the files that were left out, the stale evaluations, and the path.
 
     Attributes:
         path: the page.
         bytes: its size.
         answer: the first paragraphs of the page, which state the conclusion.
         problems: a sentence for each file that could not be used.
-        stale: a sentence for each evaluation of another model than the present one.
+        stale: a sentence for each evaluation of a model other than the current one.
     """
 
     path: Path
@@ -122,7 +128,7 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
         options: the options of ``stepjepa report`` by name.
 
     Raises:
-        ConfigError: a folder holds no run and no study, or the page cannot be written.
+        ConfigError: a folder contains neither a run nor a study, or the page cannot be written.
 
     Examples:
         >>> report(folders=["runs/regular", "runs/step"], output_file="report.html").answer
@@ -151,7 +157,7 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
 
 @dataclass
 class Overview:
-    """The content of a page besides the evaluations, for runs and studies alike.
+    """The content of a page, apart from the evaluations, for runs and studies alike.
 
     Attributes:
         compared: names of the runs or arms, for the headline.
@@ -163,7 +169,7 @@ class Overview:
 
     title: str
     compared: list[str]
-    columns: dict[str, dict[str, Any]]
+    columns: dict[str, Record]
     groups: dict[str, list[ReportedRun]]
     shown: list[ReportedRun]
     note: str = ""
@@ -175,14 +181,12 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
     """The HTML of the page, in ASCII, and the paragraphs that state the conclusion."""
     runs, study, reader = reported.runs, reported.study, reported.reader
     overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
-    curves: list[tuple[str, PointsOf]] = []
-    for name, group in list(overview.groups.items())[:_MOST_ARMS]:
-        curves.append((name, partial(mean_points, [run.history for run in group])))
-    drawn = list(make_charts(curves, quantities(runs)))
+    groups = dict(list(overview.groups.items())[:_MOST_ARMS])
+    drawn = list(make_charts(groups, quantities(runs)))
     paired = list(paired_rows(overview.shown))
     answer = [row.headline for row in paired if row.headline]
     if study is not None and (len(overview.seeds) > 1 or not answer):
-        # Verdicts over all seeds outrank a comparison within the first one.
+        # Verdicts over all seeds take precedence over a comparison within the first seed.
         answer = study.verdicts
     predictions = prediction_sets(overview.shown, max_predictions, reader)
 
@@ -246,7 +250,7 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         if run.history:
             groups.setdefault(run.arm, []).append(run)
     note = (
-        "Each line is the mean over the seeds of an arm, at the steps that all of them have logged."
+        "Each line is the mean over the seeds of an arm, at the steps that all seeds have logged."
     )
     if len(groups) > _MOST_ARMS:
         note += (
@@ -261,7 +265,7 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         compared=list(study.arms),
         columns={arm: {**settings, **made_by} for arm, settings in study.arms.items()},
         groups=groups,
-        # They share one seed, so the arm identifies each.
+        # These runs have the same seed, so each is identified by its arm.
         shown=[replace(run, label=run.arm) for run in evaluated],
         note=note,
         counts=f"{scored} of {counted(len(runs), 'run')} scored",
@@ -270,8 +274,8 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
 
 
 def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, list[str], bool]]:
-    """For every line of the charts with logged targets: name, verdict, diagnostics of the last log entry, and whether they
-    mean collapse."""
+    """For every line of the charts with logged targets: name, verdict, diagnostics at the end of the log, and whether they
+    amount to collapse."""
     for name, (run, *_) in groups.items():
         last = {}
         for key in _SIGNS:
@@ -302,7 +306,7 @@ def _cost(run: ReportedRun) -> list[str]:
 
 
 class Row(NamedTuple):
-    """A setting or a version, with a cell for each run, and whether the cells differ."""
+    """A setting or a version, with a cell per run, and whether the cells differ."""
 
     name: str
     cells: list[str]
@@ -312,7 +316,7 @@ class Row(NamedTuple):
 def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A row for each setting with a value, in the order of the options.
 
-    Paths inside a run's own folder are left out. A setting that affects no number of a run does not count as different.
+    Paths inside a run's own folder are left out. A setting that does not affect a run's numbers is not marked as different.
     """
     known = options_of(RunOptions, JEPAOptions, TrainerOptions)
     names = dict.fromkeys(known)
@@ -332,7 +336,7 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def _versions(record: Mapping[str, Any]) -> dict[str, Any]:
+def _versions(record: Mapping[str, Any]) -> Record:
     """The versions, machine, date and command of a run."""
     return {name: record.get(name) for name in (*_VERSIONS, *_OWN)} | table(record, "machine")
 

@@ -76,7 +76,7 @@ def test_a_function_of_the_users_own(tmp_path, monkeypatch):
         make_metric("broken.py:f")
     with pytest.raises(DataError, match="broken: KeyError: 'missing'"):
         make_metric("own_metrics_for_test:broken").score("", {"answer": "x"})
-    with pytest.raises(DataError, match="must return a bool or a number from 0 to 1, it returned '1'"):
+    with pytest.raises(DataError, match="must return a bool or a number from 0 to 1; it returned '1'"):
         make_metric("own_metrics_for_test:text").score("", {"answer": "x"})
 
 
@@ -100,10 +100,10 @@ CHAT = {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "co
 def test_exact_and_prefix_which_is_the_published_startswith():
     exact, prefix = make_metric("exact"), make_metric("prefix")
     assert exact.score(" [a-z]\n", CHAT)[:4] == (1.0, "[a-z]", "[a-z]", "")
-    assert exact.score("[a-z]+", CHAT)[:4] == (0.0, "[a-z]", "[a-z]+", "another text")
+    assert exact.score("[a-z]+", CHAT)[:4] == (0.0, "[a-z]", "[a-z]+", "a different text")
     assert prefix.score("[a-z]+.*", CHAT)[:4] == (1.0, "[a-z]", "[a-z]+.*", "")
     assert prefix.score("\n[a-z]<|end|>", CHAT).score == 1
-    assert prefix.score("[a-", CHAT)[:4] == (0.0, "[a-z]", "[a-", "begins otherwise")
+    assert prefix.score("[a-", CHAT)[:4] == (0.0, "[a-z]", "[a-", "begins differently")
     assert prefix.score("x[a-z]", CHAT).score == 0
 
 
@@ -125,7 +125,7 @@ def test_gsm8k_rows():
     metric = make_metric("gsm8k")
     raw = {"question": "?", "answer": "16 - 7 = 9\n9 * 2 = <<9*2=18>>18\n#### 18"}
     assert metric.score("So \\boxed{\\$18.00} a day", raw)[:4] == (1.0, "18", "\\$18.00", "")
-    assert metric.score("It is 9.", raw)[:4] == (0.0, "18", "9", "another answer")
+    assert metric.score("It is 9.", raw)[:4] == (0.0, "18", "9", "a different answer")
     assert metric.score("I do not know", raw)[:4] == (0.0, "18", None, "no answer found")
     # A prepared row: its ground truth counts, not the answer behind it.
     assert metric.score("18", {**raw, "answer": "#### 17", "ground_truth": "18"}).score == 1
@@ -165,7 +165,7 @@ def test_equal_and_unequal_mathematics(mathematics):
         assert verdict.score == 1 and verdict.note == "" and verdict.answer, (gold, response)
     for gold, response in UNEQUAL:
         verdict = mathematics.score(response, {"answer": gold})
-        assert verdict.score == 0 and verdict.note in ("another answer", "no answer found"), (gold, response)
+        assert verdict.score == 0 and verdict.note in ("a different answer", "no answer found"), (gold, response)
 
 
 def test_endless_computations_end(mathematics):
@@ -193,7 +193,7 @@ def test_the_chosen_option():
         ("", None), ("I do not know", None), ("A good question.", None), ("A", "A"), ("The answer is E", "E"),
         ("dark blue", "D"), ("D) dark blue", "D"), (r"\boxed{A} B", "A"), ("C. green\nNot B", "C"),
     ]:  # fmt: skip
-        note = "no option named" if answer is None else "another option"
+        note = "no option named" if answer is None else "a different option"
         assert metric.score(text, ROW)[:4] == (0.0, "B", answer, note), text
     for row, gold in [
         ({"choices": ["x", "y"], "answer": 1}, "B"),

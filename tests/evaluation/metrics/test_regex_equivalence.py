@@ -120,8 +120,8 @@ def test_bad_syntax():
         "~": "nothing to repeat or to negate",
         "[a": "unterminated character set",
         "[z-a]": "bad character range",
-        "a\\": "ends in the middle",
-        "a{3,2}": "fewer repeats at most",
+        "a\\": "ends with a backslash",
+        "a{3,2}": "upper limit is below the lower limit",
     }.items():
         with pytest.raises(PatternError, match=message) as caught:
             difference(pattern, "a")

@@ -59,13 +59,13 @@ def test_the_same_rows(metric, gold, answer):
 @pytest.mark.parametrize(
     ("gold", "answer", "why"),
     [
-        ("SELECT id FROM student ORDER BY id", "SELECT id FROM student ORDER BY -id", "other rows, or another order"),
-        ("SELECT id, name FROM student", "SELECT name, id FROM student", "other rows"),
+        ("SELECT id FROM student ORDER BY id", "SELECT id FROM student ORDER BY -id", "different rows or order"),
+        ("SELECT id, name FROM student", "SELECT name, id FROM student", "different rows"),
         ("SELECT DISTINCT name FROM student", "SELECT name FROM student", "4 rows instead of 3"),
-        ("SELECT id FROM student", "SELECT id, id FROM student", "other rows"),
-        ("SELECT id FROM student WHERE id = 2", "SELECT '2'", "other rows"),
-        ("SELECT 9007199254740993", "SELECT 9007199254740992", "other rows"),
-        ("SELECT 'A'", "SELECT 'a'", "other rows"),
+        ("SELECT id FROM student", "SELECT id, id FROM student", "different rows"),
+        ("SELECT id FROM student WHERE id = 2", "SELECT '2'", "different rows"),
+        ("SELECT 9007199254740993", "SELECT 9007199254740992", "different rows"),
+        ("SELECT 'A'", "SELECT 'a'", "different rows"),
         ("SELECT 1", "SELEC 1", 'the query fails: near "SELEC": syntax error'),
         ("SELECT x FROM student", "SELECT 1", "unknown: the reference fails: no such column: x"),
         ("SELECT 1", "-- nothing", "the query fails: it returns no rows"),
@@ -103,7 +103,7 @@ def test_nothing_but_reading(metric, folder, query):
 
 def test_limits(metric):
     endless = "WITH RECURSIVE r(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM r)"
-    assert note(metric, "SELECT 1", f"{endless} SELECT count(*) FROM r") == "the query fails: not done after 0.3 s"
+    assert note(metric, "SELECT 1", f"{endless} SELECT count(*) FROM r") == "the query fails: not finished after 0.3 s"
     assert note(metric, "SELECT 1", f"{endless} SELECT x FROM r") == "the query fails: more than 1000 rows"
     assert note(metric, "SELECT 1", f"SELECT '{'x' * 30_000}'") == "longer than 20000 characters"
     assert note(metric, "SELECT 1", "SELECT 1") == ""  # and it goes on
@@ -127,7 +127,7 @@ def test_where_the_database_is(metric, folder, tmp_path):
     ]:
         with pytest.raises(DataError, match=message):
             metric.score("SELECT 1", {"query": "SELECT 1", **row})
-    with pytest.raises(ConfigError, match="no folder"):
+    with pytest.raises(ConfigError, match="no such folder"):
         make_metric("sql_execution", db_folder=str(tmp_path / "none"))
     assert metric.score(" ", {"query": "SELECT 1", "db_id": "school"})[:4] == (0.0, "SELECT 1", None, "no query found")
 

@@ -1,9 +1,9 @@
 r"""`exact`, `prefix` and `contains` compare texts; `stopped` and `text_after` test how a response ends; `gsm8k`, `math` and
-`multiple_choice` extract the answer from a text and compare that alone; `task` and `first_step` check answers to the
+`multiple_choice` extract the answer from a text and compare only the answer; `task` and `first_step` check answers to the
 built-in tasks.
 
-math-verify parses LaTeX with a grammar and compares by SymPy. It runs in a separate process, because SymPy can compute
-forever (`9^{9^{9^9}}`). Its parser of plain expressions is not used, because that passes text to `eval`.
+math-verify parses LaTeX with a grammar and compares with SymPy. It runs in a separate process, because SymPy can compute
+forever (`9^{9^{9^9}}`). Its parser for plain expressions is not used, because that parser passes text to `eval`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from stepjepa.data.answers import (
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, verdict
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
-# Characters that math-verify gets: of an answer, or of the end of a text that it searches for formulas.
+# Most characters passed to math-verify: of an answer, or of the end of a text that it searches for formulas.
 _LONGEST = 2_000
 
 
@@ -39,9 +39,9 @@ class Exact(Metric):
     """The generated text equals the reference, apart from surrounding white space."""
 
     name = "exact"
-    why_wrong: ClassVar[str] = "another text"
+    why_wrong: ClassVar[str] = "a different text"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the text is right."""
         gold, answer = self.pair(generated, row)
         return verdict(self.is_right(answer, gold), gold, answer, self.why_wrong)
@@ -56,12 +56,12 @@ class Prefix(Exact):
     """The generated text begins with the reference: the published `--startswith`.
 
     In the published code the stripped response must start with the assistant message, character by character. The rest does
-    not count, so `[a-z]+` is right for the reference `[a-z]`. Here the reference is stripped too: otherwise no response
+    not matter, so `[a-z]+` is right for the reference `[a-z]`. Here the reference is stripped too: otherwise no response
     could match a reference that ends in white space.
     """
 
     name = "prefix"
-    why_wrong = "begins otherwise"
+    why_wrong = "begins differently"
 
     def is_right(self, answer: str, gold: str) -> bool:
         """Whether the text begins with the reference."""
@@ -89,11 +89,11 @@ class Stopped(Metric):
 
     name = "stopped"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """Always 0: a text alone does not show how it ended, see `score_response`."""
         return self.score_response(generated, row, stopped=False)
 
-    def score_response(self, generated: str, row: Mapping[str, Any], stopped: bool) -> Judgement:
+    def score_response(self, generated: str, row: Row, stopped: bool) -> Judgement:
         """1 if the model ended the response."""
         return Judgement(float(stopped), None, generated.strip(), "" if stopped else "cut off")
 
@@ -109,8 +109,8 @@ class TextAfter(Metric):
     kind = "count"
     higher_is_better = False
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
-        """The number of characters, NaN without the reference."""
+    def score(self, generated: str, row: Row) -> Judgement:
+        """The number of characters; NaN if the reference does not occur."""
         gold, answer = self.pair(generated, row)
         _, occurs, after = answer.partition(gold)
         if not occurs:
@@ -128,16 +128,16 @@ class TaskAnswer(Metric):
     # Name of a method of the task.
     rule = "solves"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the answer is right. Raises DataError: the row does not belong to a built-in task."""
         gold, answer = self.pair(generated, row)
-        # A task trusts the columns that it wrote itself; rows of a user's file may lack them or hold other types.
+        # A task trusts the columns that it wrote itself; rows of a user's file may lack them or have other types.
         try:
             right = getattr(task_class(row["task"]), self.rule)(row, answer)
         except (KeyError, ConfigError, TypeError, ValueError) as error:
             what = f"{type(error).__name__}: {error}"
             raise DataError(
-                f"the row is not as a built-in task writes it, see stepjepa.data.tasks ({what})"
+                f"the row is not in the form that built-in tasks write, see stepjepa.data.tasks ({what})"
             ) from None
         return verdict(right, gold, answer, "wrong")
 
@@ -154,26 +154,27 @@ class FirstStep(TaskAnswer):
 class FinalAnswer(Metric):
     r"""Compares final answers by the rules of `stepjepa.data.answers`.
 
-    The answer of a generated text is its last `\boxed{}`, else the text after the first `####`, else the number after "the
-    answer is", else its last number. The reference is the column `ground_truth`, else the final answer in `answer` or in
-    the chat's last message; a short line without marks is a final answer as it is.
+    The answer of a generated text is its last `\boxed{}`, else the text after the first `####`, else the text in its last
+    `<answer>` tags, else the number after "the answer is", else its last number. The reference is the column
+    `ground_truth`, else the final answer in `answer` or in the chat's last message; a short line without marks is itself a
+    final answer.
     """
 
     name = "gsm8k"
     columns: ClassVar[tuple[str, ...]] = ("ground_truth", "answer", "completion", "messages")
-    # Longest line, in characters, that is a final answer as it is.
+    # Longest line, in characters, that is itself a final answer.
     longest_bare = 80
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the final answers match."""
         gold, answer = self.final_reference(row), final_answer(generated)
         if gold is None:
             return Judgement(0.0, None, answer, "the reference has no final answer")
         if answer is None:
             return Judgement(0.0, gold, None, "no answer found")
-        return verdict(answers_match(answer, gold), gold, answer, "another answer")
+        return verdict(answers_match(answer, gold), gold, answer, "a different answer")
 
-    def final_reference(self, row: Mapping[str, Any]) -> str | None:
+    def final_reference(self, row: Row) -> str | None:
         """The final answer in the reference; None if the reference has none. Raises DataError: the row has no reference."""
         reference = self.reference(row).strip()
         if (
@@ -186,8 +187,8 @@ class FinalAnswer(Metric):
         return reference
 
 
-def fitting_metric(row: Mapping[str, Any]) -> str:
-    """The name of the metric that suits a row: by its built-in task, or by the marks of its final answer."""
+def fitting_metric(row: Row) -> str:
+    """The name of the metric that suits a row, by its built-in task or by the marks of its final answer."""
     if row.get("task") in TASKS:
         return TaskAnswer.name
     metric = FinalAnswer()
@@ -227,12 +228,12 @@ class MathAnswer(FinalAnswer):
             )
         self._worker = Worker(same_value, imports="math_verify")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the answers are equal."""
         generated = answer_of(generated)
         gold, answer = self.final_reference(row), final_answer(generated)
-        # The text that math-verify parses: the whole box, the end of the text, in which it takes the last formula, or the
-        # final answer put into a box.
+        # The text that math-verify parses: the whole box; or the end of the text, from which it takes the last formula; or
+        # the final answer, put into a box.
         source = last_boxed(generated)
         if source is None and any(mark in generated for mark in ("$", "\\(", "\\[")):
             source = generated[-_LONGEST:]
@@ -250,7 +251,7 @@ class MathAnswer(FinalAnswer):
             equal, parsed = self._worker.call(self.time_limit, gold=_boxed(gold), answer=source)
         except WorkerError as error:
             return Judgement(0.0, gold, answer, f"not decided: {error}", "unknown")
-        return verdict(equal, gold, parsed or answer, "another answer")
+        return verdict(equal, gold, parsed or answer, "a different answer")
 
 
 def _boxed(answer: str) -> str:
@@ -262,7 +263,7 @@ def _plainly_same(gold: str, answer: str) -> bool:
     gold_text, answer_text = plain_text(gold), plain_text(answer)
     if gold_text == answer_text:
         return gold_text != ""
-    # `5m` may be a product, and 50% may be a half: math-verify decides.
+    # math-verify decides about `5m`, which may be a product, and 50%, which may be a half.
     characters = gold_text + answer_text
     if any(map(str.isalpha, characters)) or "%" in characters:
         return False
@@ -271,12 +272,12 @@ def _plainly_same(gold: str, answer: str) -> bool:
 
 
 def same_value(gold: str, answer: str) -> tuple[bool, str]:
-    """Whether two LaTeX texts are equal by math-verify, and the answer it extracted from the second. Runs in the worker."""
+    """Whether math-verify finds two LaTeX texts equal, and the answer it extracted from the second. Runs in the worker."""
     import logging
 
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # math-verify warns that its own time limit is off; that one needs signals, and the worker has its own.
+    # math-verify warns that its time limit is off. That limit needs signals, and the worker has a time limit already.
     logging.disable(logging.CRITICAL)
     config = [LatexExtractionConfig(boxed_match_priority=0)]
     parsed_gold, parsed_answer = (
@@ -299,7 +300,7 @@ _SAYS = re.compile(
 _LABEL = re.compile(rf"(?i:{_OPEN})(?!a\s+[a-z])([A-Za-z])(?![A-Za-z0-9'\u2019])")
 # A letter or number at the beginning of a response, followed by a mark or the end of the line: "B.", "(B)".
 _FIRST = re.compile(rf"(?i:{_OPEN})([A-Za-z]|\d{{1,2}})(?:[)\].:*\"'`,}}]|\s*$|\s*\n)")
-# A capital letter anywhere that is a word of its own; A, which may be the article, needs a mark after it.
+# A capital letter anywhere that is a whole word; A, which may be the article, needs a mark after it.
 _LONE = re.compile(
     r"(?<![\w'\u2019.])(?:\(([A-Za-z])\)|([B-Z])(?![\w'\u2019])|(A)(?=[).:*\]]|\s*$))", re.MULTILINE
 )
@@ -310,7 +311,7 @@ class MultipleChoice(Metric):
     r"""Compares the chosen option.
 
     The reference is a letter (`B`, `(B)`), the text of an option, or its number, counted from 0, if the row lists options; a
-    longer reference is read like a generated text. Options are the row's `choices`, `options` or `endings`: a list of
+    longer reference is parsed like a generated text. Options are the row's `choices`, `options` or `endings`: a list of
     texts, or an object with `text` and `label` (ARC).
 
     The choice in a generated text is the letter in its last `\boxed{}`, else after the last "answer is", else at the
@@ -320,7 +321,7 @@ class MultipleChoice(Metric):
     name = "multiple_choice"
     columns = ("answerKey", "ground_truth", "label", "answer", "completion", "messages")
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the same option is chosen."""
         options = _options(row)
         gold = _reference_label(self.reference(row), options)
@@ -329,7 +330,7 @@ class MultipleChoice(Metric):
             return Judgement(0.0, None, answer, "the reference names no option")
         if answer is None:
             return Judgement(0.0, gold, None, "no option named")
-        return verdict(answer == gold, gold, answer, "another option")
+        return verdict(answer == gold, gold, answer, "a different option")
 
 
 def _reference_label(reference: str, options: Mapping[str, str]) -> str | None:
@@ -342,7 +343,7 @@ def _reference_label(reference: str, options: Mapping[str, str]) -> str | None:
     return _chosen(reference, options)
 
 
-def _options(row: Mapping[str, Any]) -> dict[str, str]:
+def _options(row: Row) -> dict[str, str]:
     """Label -> text of the row's options; empty if the row lists none.
 
     Raises:
@@ -356,7 +357,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
         labels, listed = listed.get("label"), listed.get("text")
     if not isinstance(listed, (list, tuple)) or labels is None or len(labels) != len(listed):
         raise DataError(
-            "the options of a row must be a list of texts, or an object with `text` and `label` of one length"
+            "the options of a row must be a list of texts, or an object with `text` and `label` of equal length"
         )
     names = [str(label).strip().upper() for label in labels]
     texts = map(str, listed)
@@ -366,7 +367,7 @@ def _options(row: Mapping[str, Any]) -> dict[str, str]:
 def _chosen(text: str, options: Mapping[str, str]) -> str | None:
     """The label that a text chooses; in a box or after "answer is", a label that the row does not list is a wrong choice."""
     text = fold(text).strip()
-    # The most explicit form decides, also if its label does not exist.
+    # The most explicit form decides, even if its label does not exist.
     boxed = last_boxed(text)
     if boxed is not None:
         return _label(_LABEL, boxed) or _by_text(boxed, options)
@@ -393,7 +394,7 @@ def _label(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The label of the only option whose text, or label, equals `text`; None if there is none or several."""
+    """The label of the only option whose text or label equals `text`; None if there are no or several such options."""
     wanted, *texts = (
         " ".join(plain_text(raw).casefold().split()) for raw in (text, *options.values())
     )

@@ -2,10 +2,10 @@ r"""The metric `regex_equivalence`: whether two regular expressions match the sa
 
 States of the automata are expressions, created on demand: the derivative of an expression by a character must match the rest
 of the text (Brzozowski 1964; Owens, Reppy and Turon 2009). So `&` and `~` cost no more than `|`, only the visited part of an
-automaton is built, and the work is counted in steps, a bound that is the same on every machine. Pairs of states are visited
-breadth first, until a text distinguishes them or none is left.
+automaton is built, and the limit on the work, counted in steps, is the same on every machine. Pairs of states are visited
+breadth first, until a text distinguishes them or no pair is left.
 
-Libraries for automata have no word boundaries, which occur in a fifth of NL-RX's expressions, and no bound on their work. A
+Libraries for automata lack word boundaries, which occur in a fifth of NL-RX's expressions, and do not bound their work. A
 `\b` depends on both neighbours, so an expression is evaluated at a position between characters (Moseley et al., PLDI 2023,
 "Derivative Based Nonbacktracking Real-World Regex Matching with Backtracking Semantics"), in one of nine contexts:
 
@@ -27,26 +27,28 @@ from __future__ import annotations
 import re
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any, Literal
+from typing import Literal
 
 from stepjepa.config.option import option
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row
 
 WordBoundary = Literal["zero_width", "letter"]
+# Smallest and largest number of repetitions; None for no upper bound.
+Turns = tuple[int, int | None]
 # Characters of a pattern.
 LONGEST_PATTERN = 2_000
 
 # Kinds of the character before a position; BEGIN at the start of the text.
 BEGIN, IN_WORD, OTHER = 0, 1, 2
-# Steps of a comparison, each of about a microsecond.
+# Steps of a comparison; each takes about a microsecond.
 BUDGET = 600_000
 # All nine contexts; bit 0 is the rightmost one.
 _ALWAYS = 0b111_111_111
-# The contexts in which a position matches, from row "other" on the left to row "begin" on the right.
+# The contexts in which a position matches: the row "other" of the table on the left, the row "begin" on the right.
 _BOUNDARY_NULLS = {
     "word": 0b010_101_010,
     "no word": 0b101_010_101,
@@ -77,7 +79,7 @@ class PatternError(ValueError):
 
 
 class NotSupportedError(PatternError):
-    """A pattern that may be valid, but is too long, or describes more than a regular language."""
+    """A pattern that may be valid, but is too long or uses a feature that is not supported."""
 
 
 def tokens_of(text: str, word_boundary: WordBoundary = "zero_width") -> list[str]:
@@ -88,8 +90,8 @@ def tokens_of(text: str, word_boundary: WordBoundary = "zero_width") -> list[str
         word_boundary: the meaning of `\b`: the edge of a word, or the letter b as in `dk.brics`.
 
     Raises:
-        PatternError: broken sets of characters.
-        NotSupportedError: backreferences, characters beyond printable ASCII; patterns that are too long.
+        PatternError: an invalid set of characters.
+        NotSupportedError: a backreference, a character beyond printable ASCII, or a pattern that is too long.
     """
     if len(text) > LONGEST_PATTERN:
         raise NotSupportedError(f"longer than {LONGEST_PATTERN} characters")
@@ -98,7 +100,7 @@ def tokens_of(text: str, word_boundary: WordBoundary = "zero_width") -> list[str
         tokens = ["b" if token == r"\b" else token for token in tokens]
     for token in filter(_is_set, tokens):
         if token == "\\":
-            raise PatternError("ends in the middle")
+            raise PatternError("ends with a backslash")
         if _UNKNOWN.search(token):
             raise NotSupportedError(
                 f"{token} is not supported: only printable ASCII, no backreferences"
@@ -139,9 +141,9 @@ class _Reader:
         self.space = space
 
     def pattern(self) -> Expression:
-        """The expression of all tokens. Raises PatternError: syntax errors; NotSupportedError: lookaround, flags."""
+        """The expression of all tokens. Raises PatternError: a syntax error; NotSupportedError: lookaround or flags."""
         expression = self.read()
-        # The reader stops at a bracket that closes nothing.
+        # The reader stops at an unmatched closing bracket.
         if self.next():
             raise PatternError("unmatched )")
         return expression
@@ -169,7 +171,7 @@ class _Reader:
             parts.append(self.joined())
         if len(parts) == 1:
             return parts[0]
-        # a & b = ~(~a | ~b), so that expressions need no kind of their own for "and".
+        # a & b = ~(~a | ~b), so expressions need no separate kind for "and".
         return self.space.negate(self.space.any_of(map(self.space.negate, parts)))
 
     def joined(self) -> Expression:
@@ -179,7 +181,7 @@ class _Reader:
         return self.space.join(parts)
 
     def repeated(self) -> Expression:
-        # ~ binds more strongly than a repetition, and two of them cancel.
+        # ~ binds more strongly than a repetition, and two negations cancel.
         negated = False
         while self.next() == "~":
             self.take()
@@ -210,7 +212,7 @@ class _Reader:
         return part
 
 
-def _turns(token: str) -> tuple[int, int | None]:
+def _turns(token: str) -> Turns:
     """Smallest and largest number of repetitions of a token such as ``{2,}``."""
     if token in _REPEATS:
         return _REPEATS[token]
@@ -220,7 +222,7 @@ def _turns(token: str) -> tuple[int, int | None]:
     if not comma:
         high = low
     if high is not None and high < low:
-        raise PatternError(f"{token} asks for fewer repeats at most than at least")
+        raise PatternError(f"{token}: the upper limit is below the lower limit")
     return low, high
 
 
@@ -229,11 +231,11 @@ class TooMuchWork(Exception):
 
 
 class Alphabet:
-    """Printable ASCII, with one letter for all characters that are in the same sets.
+    """Printable ASCII, with one letter for all characters that belong to the same sets.
 
     Attributes:
         kinds: `IN_WORD` or `OTHER` for each letter.
-        examples: a character of each letter.
+        examples: a character for each letter.
         masks: set of characters -> its letters, as bits.
     """
 
@@ -243,7 +245,7 @@ class Alphabet:
         patterns = [set_of(text) for text in sets]
         # Letters and digits first: they make the most readable examples.
         readable = sorted(map(chr, range(32, 127)), key=lambda character: not character.isalnum())
-        # The sets that contain a letter, as bits -> the first character of that letter.
+        # Signature (the sets that contain a letter, as bits) -> the letter's first character.
         signatures: dict[int, str] = {}
         for character in readable:
             signature = 0
@@ -273,12 +275,12 @@ def difference(
     tokens_a, tokens_b = tokens_of(first, word_boundary), tokens_of(second, word_boundary)
     alphabet = Alphabet(filter(_is_set, tokens_a + tokens_b))
     space = Expressions(alphabet)
-    # Both states, the kind of the last character, and the text that leads to them.
+    # The two states, the kind of the last character, and the text that leads to the states.
     start = _Reader(tokens_a, space).pattern(), _Reader(tokens_b, space).pattern(), BEGIN
     queue, visited = deque([(start, "")]), {start}
     while queue:
         (state_a, state_b, previous), text = queue.popleft()
-        # The context after `previous` at the end of the text: one pattern matches the text there, the other does not.
+        # In the context after `previous` at the end of the text, only one of the patterns may match.
         at_end = 1 << 3 * previous
         if (state_a.nulls ^ state_b.nulls) & at_end:
             return text, bool(state_a.nulls & at_end)
@@ -289,7 +291,7 @@ def difference(
             after_a = space.derivative(state_a, previous, letter)
             after_b = space.derivative(state_b, previous, letter)
             after = after_a, after_b, kind
-            # Equal expressions are one object, and nothing that follows can distinguish them.
+            # Equal expressions are one object, and no further text can distinguish them.
             if after_a is not after_b and after not in visited:
                 visited.add(after)
                 queue.append((after, text + example))
@@ -298,10 +300,10 @@ def difference(
 
 @dataclass(eq=False, slots=True)
 class Expression:
-    """A regular expression over letters; equal ones are one object.
+    """A regular expression over letters; equal expressions are one object.
 
     Attributes:
-        number: in the order of creation, by which alternatives are sorted.
+        number: position in the order of creation, by which alternatives are sorted.
         kind: ``set``, ``all``, ``place``, or how the parts are combined: ``join``, ``any``, ``not``, ``repeat``.
         nulls: contexts in which the expression matches the empty text, as bits.
         mask: the letters of a set, as bits.
@@ -310,9 +312,9 @@ class Expression:
     number: int
     kind: str
     nulls: int
-    parts: tuple[Expression, ...] = ()
-    mask: int = 0
-    turns: tuple[int, int | None] = (1, 1)
+    parts: tuple[Expression, ...]
+    mask: int
+    turns: Turns
 
 
 class Expressions:
@@ -386,7 +388,7 @@ class Expressions:
         nulls: int,
         parts: tuple[Expression, ...] = (),
         mask: int = 0,
-        turns: tuple[int, int | None] = (1, 1),
+        turns: Turns = (1, 1),
     ) -> Expression:
         # Looked up by value: equal expressions must be one object, because states are compared by identity.
         self.spend(4 + len(parts))
@@ -477,7 +479,7 @@ class RegexEquivalence(Metric):
 
     name = "regex_equivalence"
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if the languages are the same."""
         gold, answer = self.pair(generated, row)
         if not answer:
@@ -493,7 +495,7 @@ class RegexEquivalence(Metric):
         """Why two patterns differ, empty if they do not, and `Judgement.undecided`."""
         reference_is_read = False
         try:
-            # With itself first, which shows whose pattern an error is about.
+            # The reference is compared with itself first, which shows which pattern an error is about.
             difference(gold, gold, self.word_boundary)
             reference_is_read = True
             example = difference(gold, answer, self.word_boundary)

@@ -6,7 +6,6 @@ import re
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +14,15 @@ from typing import Any
 from stepjepa.config.option import Names, option
 from stepjepa.data.blocks import answer_of
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric
+from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 # The name of the database in a user's message.
 _IN_PROMPT = re.compile(r"\bdb_id:\s*\[([^\]\n]+)\]")
-# Characters of a query.
+# Longest query, in characters.
 _LONGEST = 20_000
-# Seconds for opening the database, comparing the rows and closing, besides the two queries.
+# Seconds for opening the database, comparing the rows and closing, in addition to the two queries.
 _GRACE = 2.0
 
 # Instructions of SQLite's virtual machine between two checks of the time.
@@ -59,7 +58,7 @@ class SqlExecution(Metric):
 
     The database is the file `db_path` of the row, or that of its `db_id` in `db_folder` (`db_id/db_id.sqlite` as in Spider,
     or `db_id.sqlite`); the name may also be in the user's message as `db_id:[name]`. The file is opened read-only in a
-    separate process, and only SELECT is permitted.
+    separate process, and only reading is permitted.
     """
 
     db_folder: str | None = option(None, "Folder with the databases.", OPTIONS)
@@ -72,10 +71,10 @@ class SqlExecution(Metric):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.db_folder is not None and not Path(self.db_folder).is_dir():
-            raise ConfigError(f"{_NAME.db_folder}: no folder {self.db_folder}")
+            raise ConfigError(f"{_NAME.db_folder} {self.db_folder}: no such folder")
         self._worker = Worker(compare)
 
-    def score(self, generated: str, row: Mapping[str, Any]) -> Judgement:
+    def score(self, generated: str, row: Row) -> Judgement:
         """1 if both queries return the same rows.
 
         Raises:
@@ -95,7 +94,7 @@ class SqlExecution(Metric):
             note, undecided = f"unknown: {error}", "unknown"
         return Judgement(float(not note), gold, answer, note, undecided)
 
-    def _database(self, row: Mapping[str, Any]) -> Path:
+    def _database(self, row: Row) -> Path:
         """The file of a row's database."""
         if row.get("db_path"):
             files = [Path(self.db_folder or "") / str(row["db_path"])]
@@ -121,7 +120,7 @@ class SqlExecution(Metric):
 _NAME = Names(SqlExecution)
 
 
-def _database_name(row: Mapping[str, Any]) -> str:
+def _database_name(row: Row) -> str:
     if row.get("db_id"):
         return str(row["db_id"])
     for turn in row.get("messages") or ():
@@ -151,7 +150,7 @@ class _Limit(Exception):
 def compare(
     database: str, gold: str, answer: str, seconds: float, max_rows: int
 ) -> tuple[str, str | None]:
-    """Why the results of two queries differ, empty if they do not, and `Judgement.undecided`. Runs in the worker.
+    """Why the results of two queries differ (empty if they do not), and `Judgement.undecided`. Runs in the worker.
 
     Args:
         database: path of the file, which is never written.
@@ -159,7 +158,7 @@ def compare(
         seconds: time limit of each query.
         max_rows: number of rows that each query may return.
     """
-    # Three locks: the file is opened read-only, the connection refuses to write, and the authorizer permits reading alone.
+    # Three locks: the file is opened read-only, the connection refuses to write, and the authorizer permits only reading.
     with closing(
         sqlite3.connect(f"{Path(database).as_uri()}?mode=ro", uri=True, isolation_level=None)
     ) as connection:
@@ -203,7 +202,7 @@ def _rows(
     except sqlite3.OperationalError:
         # The progress handler interrupted the query.
         if time.monotonic() > deadline:
-            raise _Limit(f"not done after {seconds:g} s") from None
+            raise _Limit(f"not finished after {seconds:g} s") from None
         raise
     if len(rows) > max_rows:
         raise _Limit(f"more than {max_rows} rows")
@@ -213,7 +212,7 @@ def _rows(
 def is_ordered(query: str) -> bool:
     """Whether a query has an ORDER BY outside of all brackets, strings and comments."""
     query = _QUOTED.sub(" ", query)
-    # The pattern matches innermost brackets, so it is applied until none is left.
+    # The pattern matches innermost brackets, so it is applied until no brackets are left.
     brackets = 1
     while brackets:
         query, brackets = _BRACKETS.subn(" ", query)
@@ -228,9 +227,9 @@ def _why_different(
     gold_rows = [tuple(map(_rounded, row)) for row in gold]
     answer_rows = [tuple(map(_rounded, row)) for row in answer]
     if ordered:
-        return "" if gold_rows == answer_rows else "other rows, or another order"
+        return "" if gold_rows == answer_rows else "different rows or order"
     # As multisets, because duplicates count.
-    return "" if Counter(gold_rows) == Counter(answer_rows) else "other rows"
+    return "" if Counter(gold_rows) == Counter(answer_rows) else "different rows"
 
 
 def _rounded(cell: Any) -> Any:

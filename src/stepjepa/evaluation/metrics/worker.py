@@ -1,8 +1,8 @@
 """Calls a function in a separate process, which is killed when a call takes too long.
 
 For calls that cannot be interrupted: a computer algebra system or a database may stay in one call for hours, where no
-signal and no thread reaches it. The process lives on between calls, so that a call costs a fraction of a millisecond; after
-a timeout the next call starts a new one.
+signal and no thread reaches it. The process stays alive between calls, so that a call costs a fraction of a millisecond;
+after a timeout the next call starts a new process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WorkerError(Exception):
 
 
 class Worker(Generic[Result]):
-    """Calls a function in another process, which ends with this one.
+    """Calls a function in another process, which ends when this process ends.
 
     Args:
         function: function at the top level of a module; arguments and result must be JSON values.
@@ -46,8 +46,8 @@ class Worker(Generic[Result]):
         """The function's result.
 
         Raises:
-            WorkerError: the function raised an error or ran out of memory, or gave no result after `seconds` (without the
-                start of the process), or its process could not start or died.
+            WorkerError: the function raised an error, ran out of memory, or returned no result within `seconds` (not
+                counting the start of the process), or its process did not start or died.
         """
         reply = None
         try:
@@ -55,7 +55,7 @@ class Worker(Generic[Result]):
                 self._start()
             reply = self._exchange({"seconds": seconds, "arguments": arguments}, seconds)
         finally:
-            # After a timeout or an interrupt, a late reply must not be taken for that of the next call.
+            # After a timeout or an interrupt, a late reply must not be mistaken for the reply to the next call.
             if reply is None:
                 self.close()
         if "error" in reply:
@@ -101,7 +101,7 @@ class Worker(Generic[Result]):
             reply = ""
         finally:
             timer.cancel()
-        # A line without its end was cut off by the kill.
+        # A line without its newline was cut off by the kill.
         if reply.endswith("\n"):
             return json.loads(reply)
         if time.monotonic() >= deadline:
@@ -131,7 +131,7 @@ def serve(module: str, name: str, imports: str | None) -> None:
     print(json.dumps({"value": "ready"}), file=replies, flush=True)
     for line in sys.stdin:
         call = json.loads(line)
-        # A little later than the parent's own timer, which gives the better message.
+        # A little later than the parent's own timer, whose message is better.
         alarm(int(call["seconds"]) + 6)
         try:
             reply = json.dumps({"value": function(**call["arguments"])})

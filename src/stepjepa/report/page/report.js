@@ -1,5 +1,5 @@
-// The parts of the page that move: charts that are read with a pointer or keys, answers that are filtered, the theme.
-// Text of the data becomes text of the document, never markup.
+// The interactive parts of the page: charts read with a pointer or the keys, filtered answers, the theme.
+// Text from the data is inserted as text, never as markup.
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
@@ -104,7 +104,7 @@ const KINDS = {
   one: [["all", "all"], ["right", "right"], ["wrong", "wrong"]],
 };
 const VERDICTS = { r: "right", w: "wrong", u: "neither right nor wrong", "-": "not asked" };
-const FIRST = 12; // answers that are drawn before one asks for more
+const FIRST = 12; // answers that are shown before the button "Show all" is used
 const state = { set: 0, a: 0, b: 1, kind: "all", words: "", most: FIRST };
 
 function kindOf(place) {
@@ -195,11 +195,11 @@ function answers() {
   const here = set.rows.filter((row) => inPair(row.place) && (state.kind === "all" || kindOf(row.place) === state.kind));
   const found = words ? here.filter(fits) : here;
   const total = counts()[state.kind] || 0;
-  const more = here.length < total ? `; of these ${here.length} are in this page, a few of each kind` : "";
-  const searched = words ? `; ${found.length} hold the words` : "";
+  const more = here.length < total ? `; of these ${here.length} are on this page, a few of each kind` : "";
+  const searched = words ? `; ${found.length} contain the search text` : "";
   const who = set.models.length > 1 ? `A is ${set.models[state.a].label}, B is ${set.models[state.b].label}. ` : "";
   const judged = [...new Set(shown(set).map((number) => set.models[number].metric).filter(Boolean))].join(" and ");
-  by("shown").textContent = `${who}${judged ? `Right is what ${judged} calls right. ` : ""}${total} questions${more}${searched}.`;
+  by("shown").textContent = `${who}${judged ? `Answers are judged by ${judged}. ` : ""}${total} questions${more}${searched}.`;
   by("answers").replaceChildren(...found.slice(0, state.most).map((row) => card(set, row)));
   by("more").hidden = found.length <= state.most;
   by("more").textContent = `Show all ${found.length}`;
@@ -209,7 +209,7 @@ function shown(set) {
   return set.models.length > 1 ? [state.a, state.b] : [state.a];
 }
 
-// A text that would fill a screen, folded behind its beginning.
+// A long text, collapsed to its beginning.
 function fold(body) {
   const [words, lines] = [body.textContent.trim(), body.textContent.split("\n").length];
   if (lines <= 20 && words.length <= 2000) return body;
@@ -226,8 +226,8 @@ function card(set, row) {
     side.dataset.letter = letter;
     if (answer) {
       side.append(fold(text("div", "text", answer.text)));
-      const stop = answer.stop === "length" ? " \u00b7 cut off" : answer.stop === "refused" ? " \u00b7 no room for the prompt" : "";
-      side.append(make("p", "found", "answer read: ", text("bdi", "", answer.found || "none"), stop));
+      const stop = answer.stop === "length" ? " \u00b7 cut off" : answer.stop === "refused" ? " \u00b7 prompt too long" : "";
+      side.append(make("p", "found", "extracted answer: ", text("bdi", "", answer.found || "none"), stop));
     }
     return side;
   });
@@ -238,7 +238,7 @@ function card(set, row) {
     make("div", "reference", "right answer: ", fold(text("div", "text", row.reference))),
     make("div", "sides", ...sides),
   );
-  made.tabIndex = -1; // so that the focus can go on behind the button that showed more
+  made.tabIndex = -1; // so that the button that shows more can move the focus here
   return made;
 }
 
@@ -258,7 +258,7 @@ by("theme").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", themed);
 
-// On paper all is unfolded; afterwards it is as it was.
+// Everything is expanded for printing, and restored afterwards.
 let folded = [];
 addEventListener("beforeprint", () => {
   folded = [...document.querySelectorAll("details:not([open])")];
