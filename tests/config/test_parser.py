@@ -71,7 +71,7 @@ def test_a_flag_sets_its_field(words, name, value):
         ("--color bleu", "--color: expected one of red, blue, got 'bleu'; did you mean 'blue'?"),
         ("--layers", "--layers: expected a list (a whole number each), got no value"),
         ("--no_shuffle=true", "--no_shuffle takes no value, got 'true'"),
-        ("--train_file my data", "unexpected argument 'data' after '--train_file my'; quote a value that has spaces in it"),
+        ("--train_file my data", "unexpected argument 'data' after '--train_file my'; quote a value that contains spaces"),
         ("--predictors 3 -lbd 1", "unexpected argument '-lbd' after '--predictors 3'; did you mean --lbd?"),
         ("--lb 1", "unknown flag --lb; did you mean --lbd?"),
         ("--no_shufle", "unknown flag --no_shufle; did you mean --no_shuffle?"),
