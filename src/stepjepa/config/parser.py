@@ -343,7 +343,7 @@ class StrictParser:
     # Reading
 
     def _split(self, argv: Sequence[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
-        """The path after --config, and every other flag as it is spelled, with its words; those of a list flag are joined."""
+        """The path after --config, and every other flag as it is spelled, with its words; repeated list flags are joined."""
         written = _words_by_flag(argv)
         free = {
             name: list[str]()
