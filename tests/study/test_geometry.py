@@ -66,7 +66,7 @@ def study_with(metrics):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ("target_rank", "name the views that it compares"),
+        ("target_rank", "name the views that the metric compares"),
         ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown key 'step_spliter'; did you mean"),
         ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
         ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),

@@ -58,8 +58,9 @@ class StudyResult:
     """The result of a study; its `str` is the final output of the command.
 
     Attributes:
-        lines: verdicts, missing runs, and written files; or the list that was requested instead of a run.
+        lines: verdicts, missing runs, and written files; or the requested list, of recipes or of runs.
         tables: (block, metric) -> table, in the order of the study's metrics; empty for a list.
+        failed: whether a run failed or was not done, other than because the time was up.
     """
 
     lines: tuple[str, ...]
@@ -96,7 +97,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
         say(f"note   {note}")
     if options.dry_run:
         return _listed(read, options)
-    # Without statsmodels the results could not be tabulated, which should not be noticed hours later.
+    # Tables need statsmodels; a missing library should be noticed now, not hours later.
     library("statsmodels", "study")
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
     with explaining(less_memory, "start the same command again"):
@@ -140,7 +141,7 @@ def run_study(
     folders.check_folder(folder)
     if kept and folder.resolve() in Path(kept).resolve().parents:
         raise ConfigError(
-            f"--{_NAME.records} {kept}: lies in {folder}, which the study writes; give a file elsewhere"
+            f"--{_NAME.records} {kept}: the file is in {folder}, which the study writes; give a file elsewhere"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as locks:
@@ -197,7 +198,7 @@ class StudyRun:
         kept: KeptRuns | None,
     ):
         self.study, self.state, self.say, self.notes = study, state, say, notes
-        self.stopped = False  # because its time was up
+        self.stopped = False  # whether the deadline ended it
         self._kept = kept
         self._items: dict[Path, Item] = {}
         self._total = sum(1 for _ in all_runs(study))
@@ -217,7 +218,7 @@ class StudyRun:
         return write_results(self.study, self.state, self.items, self.notes)
 
     def carry_out(self, executor: Executor, deadline: float | None = None) -> None:
-        """Do everything that is not done, `jobs` runs at a time. A failed run does not stop the others.
+        """Do everything that is not done yet, `jobs` runs at a time. A failed run does not stop the others.
 
         At the deadline (of `time.monotonic`) unfinished runs are stopped; they count as not run.
         """
@@ -259,7 +260,7 @@ class StudyRun:
             _stop(executor, active)
 
     def _end_at_deadline(self, executor: Executor, active: Active) -> None:
-        """Stop the active runs because the time is up. Those that finish at this moment count."""
+        """Stop the active runs because the time is up. Runs that finish at this moment count as done."""
         self.stopped = True
         _stop(executor, active)
         self._keep([item for item in active.values() if not item.todo])
@@ -337,10 +338,10 @@ class StudyRun:
         return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
-        """The cell with the best mean over seeds on the validation split, the first one of equals.
+        """The cell with the best mean over seeds on the validation split; among equals, the first one.
 
-        None while any of `items`, the arm's runs, is missing. A cell that diverged at any seed is out. The means are saved
-        with the choice.
+        None while any of `items`, the arm's runs, is missing. A cell that diverged at any seed is excluded. The means are
+        saved with the choice.
         """
         if not arm.tuned:
             return arm.cells[0]
@@ -419,7 +420,7 @@ class DemoResult:
         lines = text_table(heads, rows)
         for paragraph in self.answer:
             lines.append("")
-            # The numbers are on a line of their own, before their meaning.
+            # The numbers are on a separate line, before their meaning.
             for line in paragraph.splitlines():
                 lines += wrapped(line, PAGE)
         return "\n".join([*lines, "", f"written to {self.folder}; the report: {self.page}"])
@@ -429,7 +430,7 @@ def demo(options: DemoOptions) -> DemoResult:
     """Generate the data, train and score all arms, and write the tables.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder contains something other than a study.
         StepJepaError: an arm failed.
     """
     from stepjepa.study.reading import read_options

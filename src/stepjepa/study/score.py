@@ -75,12 +75,12 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
     """Score a run's model on some splits. Write a record of each split, and the answers on the test split.
 
     Raises:
-        DataError: the folder has no plan of a run.
+        DataError: the folder has no plan.
         ConfigError: see `score_model`.
     """
     plan = read_record(folder.plan)
     if plan is None:
-        raise DataError(f"{folder.plan}: there is no plan of a run")
+        raise DataError(f"{folder.plan}: the run has no plan")
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -115,7 +115,7 @@ def score_model(
     """The value of every metric on some rows, with greedy decoding and the metrics of ``stepjepa evaluate``.
 
     Args:
-        model_folder: output of training, a model or an adapter.
+        model_folder: the output of training, a model or an adapter.
         metrics: name -> options of the metric.
         chat: the training options that convert rows to chats and chats to tokens.
 
@@ -199,7 +199,7 @@ def _geometry(
             model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size
         )
     except StatesNotFinite:
-        # The model diverged. The other metrics show it, too.
+        # The model diverged, which the other metrics also show.
         return dict.fromkeys(names)
     source, target = states.layer(FINAL)
     numbers = measure_states(source, target)
@@ -209,7 +209,7 @@ def _geometry(
         "target_rank": numbers.target.effective_rank,
         "difference_top_100": numbers.difference_top_100,
     }
-    # The linear map costs more than all others, so it is fitted only if it is asked for.
+    # The linear map costs more than all other metrics, so it is fitted only on request.
     if not set(names) <= values.keys() and len(source) >= MIN_ROWS:
         fitted = linear_map(source, target)
         values["map_r2"] = fitted.test_r2

@@ -32,16 +32,16 @@ class StudyOptions:
         None, "A study's YAML file, or a recipe's name; usually written without --file.", "study"
     )
     output_dir: str | None = option(
-        None, "Folder for runs, tables and figures. Default: the file's, or runs/NAME.", "study"
+        None, "Folder for the runs and tables. Default: the file's, or runs/NAME.", "study"
     )
-    seeds: list[int] | None = option(None, "Seeds instead of the file's.", "study")
+    seeds: list[int] | None = option(None, "Seeds that replace the file's.", "study")
     jobs: int | None = option(
         None, "Runs at a time. Default: the file's, or 1 (100 with slurm or ray).", "study"
     )
     executor: Executor | None = option(
         None,
-        "Where runs execute: processes on this machine (the default), slurm, ray, or local, which is slurm's "
-        "submitit without a cluster.",
+        "Where runs execute: processes on this machine (the default), slurm, ray, or local (submitit, which slurm uses, "
+        "without a cluster).",
         "study",
     )
     stop_after: float | None = option(
@@ -53,13 +53,13 @@ class StudyOptions:
         "study",
     )
     overrides: list[str] | None = option(
-        None, "Values instead of the file's, as in base.max_steps=20.", "study", aliases=("set",)
+        None, "Values that replace the file's, as in base.max_steps=20.", "study", aliases=("set",)
     )
     mini: bool = option(
         False, "Run the file's section mini: a small version of the study, for two cores.", "study"
     )
     dry_run: bool = option(
-        False, "List the runs and what each changes, and write nothing.", "study"
+        False, "List the runs and what each one changes, and write nothing.", "study"
     )
     recipes: bool = option(
         False, "List the recipes that come with the library.", "study", aliases=("list",)
@@ -84,14 +84,14 @@ class DemoOptions:
     task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(_DEMOS))
     train_rows: int | None = option(
         None,
-        "Generated problems to train on, once each. Default: 16000 for arithmetic.",
+        "Number of generated problems, each trained on once. Default: 16000 for arithmetic.",
         "demo",
         at_least=1,
     )
     test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
     overrides: list[str] | None = option(
         None,
-        "Values instead of the recipe's, as in base.learning_rate=1e-3.",
+        "Values that replace the recipe's, as in base.learning_rate=1e-3.",
         "demo",
         aliases=("set",),
     )
@@ -121,7 +121,7 @@ class Arm:
         cells: combinations of hyper-parameters that the validation split chooses among; one empty cell if none is tuned.
         jepa: whether the arm trains with pairs, and so has targets to shuffle.
         variants: runs next to the arm itself: ``shuffled``, ``random``, ``same_flop``.
-        control_arm: another arm of the study that equals this one with shuffled targets, used if there is no variant.
+        control_arm: another arm of the study, equal to this one with shuffled targets; used if there is no variant.
     """
 
     name: str
@@ -237,7 +237,7 @@ class Study:
     Attributes:
         shows, source: the question in one sentence, and where its answer was published.
         slurm, ray: parameters of the jobs.
-        notes: remarks for whoever wrote the file, such as an option without effect.
+        notes: remarks for the author of the file, such as an option without effect.
     """
 
     title: str
@@ -276,7 +276,7 @@ class Run:
 
     @property
     def only_tunes(self) -> bool:
-        """Whether it only helps to choose a cell: it appears in no table, and the test split is not scored."""
+        """Whether the run only helps to choose a cell: it appears in no table and is not scored on the test split."""
         return self.arm.tuned and self.seed in self.block.tune_seeds
 
     @property
@@ -388,7 +388,7 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     Args:
         kept: names of the runs in a file of records.
     """
-    # A run is finished if its test split was scored here, or in the file of records.
+    # A run is finished if it was scored on the test split here or in the file of records.
     runs = list(all_runs(study))
     finished = 0
     for run in runs:
