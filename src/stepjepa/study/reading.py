@@ -211,8 +211,8 @@ def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], 
         return
     if any(arm.tuned for arm in arms):
         raise ConfigError(
-            f"{where}: tune needs select_file, a validation file, under data: a test file on which values are tuned tests "
-            "nothing"
+            f"{where}: tune needs select_file, a validation file, under data: a test file that is used for tuning gives no "
+            "valid result"
         )
     if any(evaluates_on_the_way({**base, **arm.settings}) for arm in arms):
         remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
