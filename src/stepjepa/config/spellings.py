@@ -61,8 +61,8 @@ _SCRIPTS: dict[str, Alias] = {
 }
 
 
-def _answers(option: str, text: str, **idle: str) -> dict[str, Alias]:
-    """The same `Answer` for several names, each with its idle words (`Answer.idle`): usually the default of TRL."""
+def _answers(option: str, text: str, **idle: str) -> dict[str, Answer]:
+    """The same `Answer` for several names, each with its idle words (`Answer.idle`): usually the default elsewhere."""
     return {name: Answer(option, text, tuple(words.split())) for name, words in idle.items()}
 
 
@@ -100,15 +100,12 @@ _TRL: dict[str, Alias] = {
         "write --dtype, --attn_implementation and so on; in Python, pass a loaded model",
         model_init_kwargs="none",
     ),
-    **_answers(
-        "train_file",
-        "write it after the data set's name, as in --{option} NAME:CONFIG",
-        dataset_config="",
+    "dataset_config": Answer(
+        "train_file", "write it after the data set's name, as in --{option} NAME:CONFIG"
     ),
-    **_answers(
+    "datasets": Answer(
         "train_file",
         "give the files or data sets to --{option}, and their weights to --mixing_weights",
-        datasets="",
     ),
     **_answers(
         "eval_file",
@@ -121,10 +118,8 @@ _TRL: dict[str, Alias] = {
         dataset_text_field="text none",
     ),
     **_answers("max_length", "leave it out: rows are read as they are", dataset_kwargs="none"),
-    **_answers(
-        "dataset_num_proc",
-        "leave it out; --{option} sets the number of processes that tokenise",
-        dataset_batch_size="",
+    "dataset_batch_size": Answer(
+        "dataset_num_proc", "leave it out; --{option} sets the number of processes that tokenise"
     ),
     **_answers(
         "train_sampling_strategy",
@@ -141,7 +136,7 @@ _TRL: dict[str, Alias] = {
         "forward", _PACKED, packing="", eval_packing="", packing_strategy="", padding_free=""
     ),
     **_answers("forward", _PACKED, pad_to_multiple_of="auto none"),
-    **_answers("labels", _LABELS, completion_only_loss=""),
+    "completion_only_loss": Answer("labels", _LABELS),
     **_answers(
         "labels",
         "leave it out: padding is masked by its position, never by its token",
@@ -152,20 +147,16 @@ _TRL: dict[str, Alias] = {
         "the LM loss, weighted by --{option}, is always the negative log-likelihood (nll)",
         loss_type="nll chunked_nll",
     ),
-    **_answers(
-        "gamma",
-        "the loss is --{option} * LM + --lbd * JEPA, without a router loss",
-        router_aux_loss_coef="",
+    "router_aux_loss_coef": Answer(
+        "gamma", "the loss is --{option} * LM + --lbd * JEPA, without a router loss"
     ),
     **_answers(
         "gradient_checkpointing",
         "recompute activations instead: --{option} true",
         activation_offloading="false",
     ),
-    **_answers(
-        "gradient_checkpointing_kwargs",
-        "write --{option} '{{\"use_reentrant\": ...}}'",
-        gradient_checkpointing_use_reentrant="",
+    "gradient_checkpointing_use_reentrant": Answer(
+        "gradient_checkpointing_kwargs", "write --{option} '{{\"use_reentrant\": ...}}'"
     ),
     **_answers("chat_template", _END, eos_token="none"),
     **_answers(
@@ -290,23 +281,21 @@ _NO_NUMBERS = (
     "the states of a run"
 )
 _AS_TRAINED = "was removed from analyze: every model is read as it was trained"
-# Flags of the demo of version 0.2 -> the key of its study that has the value.
-_IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
 # Removed flags and commands -> what replaces them. The option of an answer only says which command the answer belongs to.
 LEFT: dict[str, Answer] = {
-    "calculator_marks": Answer(
-        "valid_ratio", "was removed: the marks of GSM8K are left out", idle=("drop",)
+    **_answers(
+        "valid_ratio", "was removed: the marks of GSM8K are left out", calculator_marks="drop"
     ),
-    "final_answer": Answer(
-        "valid_ratio", "was removed: a final '#### 72' is written as a box", idle=("boxed",)
+    **_answers(
+        "valid_ratio", "was removed: a final '#### 72' is written as a box", final_answer="boxed"
     ),
-    "max_steps": Answer(
+    **_answers(
         "valid_ratio",
         "was removed from prepare: leave rows out of the prepared file",
-        idle=("none",),
+        max_steps="none",
     ),
-    "max_examples": Answer(
-        "valid_ratio", "was removed from prepare: give a file with fewer rows", idle=("none",)
+    **_answers(
+        "valid_ratio", "was removed from prepare: give a file with fewer rows", max_examples="none"
     ),
     "answer_column": Answer(
         "",
@@ -315,20 +304,22 @@ LEFT: dict[str, Answer] = {
     "runs": Answer(
         "", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"
     ),
-    "keep_attempts": Answer(
+    **_answers(
         "",
         "was removed: out.unsolved.jsonl has the last response to every unsolved question",
-        idle=("false",),
+        keep_attempts="false",
     ),
-    "greedy_first": Answer(
+    **_answers(
         "",
         "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again",
-        idle=("false",),
+        greedy_first="false",
     ),
-    "response_field": Answer(
-        "", "was removed: the column is called response, which prepare reads", idle=("response",)
+    **_answers(
+        "",
+        "was removed: the column is called response, which prepare reads",
+        response_field="response",
     ),
-    "samples_per_question": Answer("", "was removed: every question is asked once", idle=("1",)),
+    **_answers("", "was removed: every question is asked once", samples_per_question="1"),
     "timeout": Answer(
         "attempts", "was removed: a request is given up after ten minutes and sent again"
     ),
@@ -342,9 +333,7 @@ LEFT: dict[str, Answer] = {
     "no_resume": Answer(
         "", "was removed: nothing is replaced without --overwrite; name another --output_file"
     ),
-    "energy": Answer("", _NO_ENERGIES),
-    "best_of": Answer("", _NO_ENERGIES),
-    "score": Answer("", _NO_ENERGIES),
+    **_answers("", _NO_ENERGIES, energy="", best_of="", score=""),
     "print_completion": Answer(
         "", "shell completion was removed; stepjepa COMMAND --help lists the options"
     ),
@@ -352,48 +341,45 @@ LEFT: dict[str, Answer] = {
         "",
         "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error measure it",
     ),
-    "allow_code_execution": Answer("", _NO_PROGRAMS, idle=("false",)),
-    "data_cache": Answer(
+    **_answers("", _NO_PROGRAMS, allow_code_execution="false"),
+    **_answers(
         "",
         "the cache of tokenised rows was removed: rows are tokenised at every start, in N processes with "
         "--dataset_num_proc N, and --streaming reads large data while the model trains",
-        idle=("none",),
+        data_cache="none",
     ),
-    "log_gradient_cosine": Answer(
+    **_answers(
         "lbd_schedule",
         "was removed: compare with a run that has --objective regular instead",
-        idle=("none",),
+        log_gradient_cosine="none",
     ),
-    "keep_losses": Answer(
+    **_answers(
         "",
         "was removed: the losses of every log entry are printed above the progress bar",
-        ("false", "true"),
+        keep_losses="false true",
     ),
     "geometry": Answer(
         "",
         "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a separate folder",
     ),
-    "engine": Answer(
+    **_answers(
         "",
         "running in a Ray cluster was removed here; docs/scale.md shows how to do it with Ray",
-        idle=("processes",),
+        engine="processes",
     ),
-    "ray_replicas": Answer(
+    **_answers(
         "",
         "was removed: serve copies of the model (vllm serve) and ask them with --backend openai",
-        idle=("none",),
+        ray_replicas="none",
     ),
-    "run_model": Answer("", _NO_NUMBERS, idle=("false",)),
-    "no_run_model": Answer("", _NO_NUMBERS, idle=("true",)),
-    "attention_layers": Answer("", _NO_NUMBERS, idle=("none",)),
+    **_answers("", _NO_NUMBERS, run_model="false", no_run_model="true", attention_layers="none"),
     "per_device_train_batch_size": Answer(
-        "eval_split",
-        "it is an option of stepjepa train; check reports no padding",
+        "eval_split", "it is an option of stepjepa train; check reports no padding"
     ),
-    "rows_packed": Answer(
+    **_answers(
         "",
         "was removed: one row is shown; the training log has the number of tokens in a batch",
-        idle=("1",),
+        rows_packed="1",
     ),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
     "seed": Answer(
@@ -413,15 +399,16 @@ LEFT: dict[str, Answer] = {
         "prediction_horizon",
         "was removed: draw PCA or t-SNE of the saved states with scikit-learn; neither shows collapse",
     ),
-    "figure_format": Answer(
-        "prediction_horizon", "was removed: figures are PNG files", idle=("png",)
+    **_answers("prediction_horizon", "was removed: figures are PNG files", figure_format="png"),
+    **_answers(
+        "prediction_horizon",
+        _AS_TRAINED,
+        predictor_order="",
+        same_predictor="",
+        readout_layer="",
+        head="true",
+        no_head="false",
     ),
-    **{
-        name: Answer("prediction_horizon", _AS_TRAINED)
-        for name in ("predictor_order", "same_predictor", "readout_layer")
-    },
-    "head": Answer("prediction_horizon", _AS_TRAINED, idle=("true",)),
-    "no_head": Answer("prediction_horizon", _AS_TRAINED, idle=("false",)),
     "resume": Answer(
         "valid_ratio",
         "an interrupted run cannot be resumed: the file is written in one go; run the command again",
@@ -431,14 +418,13 @@ LEFT: dict[str, Answer] = {
         "the training rows are written to one file; to cut it, run: split --number l/4 train.jsonl",
     ),
     "batch_size": Answer("train_rows", "write --set base.per_device_train_batch_size=VALUE"),
-    **{
-        name: Answer("train_rows", f"write --set {key}.{name}=VALUE")
-        for name, key in _IN_STUDY.items()
-    },
-    "data_parallel_size": Answer(
+    "learning_rate": Answer("train_rows", "write --set base.learning_rate=VALUE"),
+    "predictors": Answer("train_rows", "write --set arms.step_jepa.predictors=VALUE"),
+    "lbd": Answer("train_rows", "write --set arms.step_jepa.lbd=VALUE"),
+    **_answers(
         "",
         "was removed: serve copies of the model (vllm serve --data-parallel-size N) and ask them with --backend openai",
-        idle=("1",),
+        data_parallel_size="1",
     ),
 }
 
