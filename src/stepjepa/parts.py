@@ -69,9 +69,11 @@ __all__ = [
 _NAME = Names(LoopOptions)
 # Options that only the Trainer reads: its own, and those on its output and on the order of examples. The Encoder refuses
 # them, because ignoring them silently would mislead.
-ONLY_TRAINERS = {_NAME.loss_scale, _NAME.same_flop}
-for _topic in (TrainerOptions, OutputOptions, ReadingOptions, ReplayOptions):
-    ONLY_TRAINERS.update(options_of(_topic))
+ONLY_TRAINERS = {
+    _NAME.loss_scale,
+    _NAME.same_flop,
+    *options_of(TrainerOptions, OutputOptions, ReadingOptions, ReplayOptions),
+}
 # The Encoder reads these two as well.
 ONLY_TRAINERS -= {_NAME.seed, _NAME.dataset_num_proc}
 

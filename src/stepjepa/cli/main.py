@@ -24,7 +24,7 @@ from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import StrictParser, build
 from stepjepa.config.spellings import LEFT, PUBLISHED, published
 from stepjepa.config.values import did_you_mean
-from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.errors import ConfigError, RunError, StepJepaError
 from stepjepa.utils.terminal import (
     ending,
     is_main_process,
@@ -309,9 +309,8 @@ def main(argv: list[str] | None = None) -> int:
         # A broken pipe elsewhere, such as a data worker's, is a failure.
         if isinstance(error, BrokenPipeError):
             raise
-        return tell(
-            StepJepaError(_reason(error)), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2
-        )
+        kind = RunError if error.errno in _SYSTEM_TROUBLES else StepJepaError
+        return tell(kind(_reason(error)), _name(argv))
     # Flush standard output while its errors can still be handled; Python's flush at the exit would print a traceback.
     trouble = stdout_trouble()
     return status if status or trouble is None else _cannot_print(trouble, argv)
@@ -500,12 +499,12 @@ def _first_options(name: str, options: type) -> dict[str, tuple[str, ...]]:
     return {name: tuple(option for option in known if option not in of_training), **FIRST}
 
 
-def tell(error: Exception, name: str, status: int | None = None) -> int:
-    """Print the error that is being handled as one line that begins with `name`; return `status`, or else the error's."""
+def tell(error: StepJepaError, name: str) -> int:
+    """Print the error, and its traceback on request, as one line that begins with `name`; return its exit status."""
     if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exc()
     print_error(f"{name}: error: {error}")
-    return getattr(error, "status", 2) if status is None else status
+    return error.status
 
 
 def _help() -> str:

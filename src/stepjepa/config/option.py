@@ -150,10 +150,14 @@ class Option:
         """What its value must be, for an error message."""
         if not self.choices:
             return describe(self.hint)
-        further = ", or your own file.py:Name" if self.own else ""
+        return f"one of {', '.join(self.choices)}{self._further}"
+
+    @property
+    def _further(self) -> str:
+        """What is accepted besides the named values, for an error message."""
         if self.folder:
-            further = ", or the folder of a model (./NAME)"
-        return f"one of {', '.join(self.choices)}{further}"
+            return ", or the folder of a model (./NAME)"
+        return ", or your own file.py:Name" if self.own else ""
 
     def read(self, written: object) -> object:
         """Convert what the user wrote into the field's value; BadValue if it does not fit."""
@@ -223,10 +227,10 @@ class Option:
         known = self.named if self.own or self.folder or not self.choices else []
         if not known or self._names(value, known):
             return
-        further = ", or the folder of a model (./NAME)" if self.folder else ""
-        if self.own:
-            further = f", or your own file.py:Name{did_you_mean(str(value), known, '{}')}"
-        raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(known)}{further}")
+        near = did_you_mean(str(value), known, "{}") if self.own else ""
+        raise ConfigError(
+            f"{self.name} is {value!r}; known: {', '.join(known)}{self._further}{near}"
+        )
 
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int

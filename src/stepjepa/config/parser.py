@@ -97,7 +97,7 @@ class StrictParser:
     """Parses flags and `--config run.yaml`, flags overriding it, into instances of dataclasses.
 
     Args:
-        dataclass_types: one or several dataclasses without common field names. See `stepjepa.config.option`.
+        dataclass_types: dataclasses without common field names. See `stepjepa.config.option`.
         text: the docstring of a command, in paragraphs: its usage, what it does, an example.
         aliases: other spellings, without leading dashes, for flags and YAML keys. An alias maps to
 
@@ -116,25 +116,22 @@ class StrictParser:
 
     def __init__(
         self,
-        dataclass_types: type | Iterable[type],
-        text: str | None = None,
+        dataclass_types: Iterable[type],
+        text: str = "stepjepa\n\n\n\n",
         *,
         aliases: Mapping[str, Alias] | None = None,
         positional: Sequence[str] = (),
         first: Mapping[str, Collection[str]] | None = None,
         others: Collection[str] = (),
     ) -> None:
-        self.dataclass_types = (
-            tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
-        )
         # The first paragraph is the usage and the last one the example; line breaks within a paragraph have no meaning.
-        paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
+        paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
         self.prog = paragraphs[0]
         self.description = " ".join(paragraphs[1:-1])
         self.epilog = paragraphs[-1]
         self.positional, self.first = tuple(positional), dict(first or {})
         self.aliases: dict[str, Alias] = dict(aliases or {})
-        self.options = options_of(*self.dataclass_types)
+        self.options = options_of(*dataclass_types)
         self._others = set(others)
         self._brought: set[str] = set()
         for name, option in self.options.items():
@@ -296,45 +293,38 @@ class StrictParser:
 
     def spellings(self, name: str) -> list[str]:
         """The other spellings of a field, including those that set a value, except tables."""
-        plain = {
-            alias: target
+        return [
+            alias
             for alias, target in self.aliases.items()
-            if isinstance(target, (str, tuple))
-        }
-        return [alias for alias, target in plain.items() if alias_settings(target)[0][0] == name]
+            if isinstance(target, (str, tuple)) and alias_settings(target)[0][0] == name
+        ]
 
     def format_help(self, every: bool = False) -> str:
         """The help text, with the options of `first` or, for `every`, with all options."""
-        # argparse's parser only holds the actions; its own usage line would list every option, so the formatter is called
+        # argparse's parser only makes the actions; its own usage line would list every option, so the formatter is called
         # directly.
         layout = argparse.ArgumentParser(prog=self.prog, add_help=False)
         formatter = argparse.HelpFormatter(self.prog)
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
         formatter.add_text(self.description)
-        section = layout.add_argument_group("options")
-        actions: list[argparse.Action] = [
-            section.add_argument("-h", "--help", action="help", help=_HELP)
-        ]
         groups = self.groups()
+        formatter.start_section("options")
+        formatter.add_argument(layout.add_argument("-h", "--help", action="help", help=_HELP))
         if self.first and not every:
-            actions.append(section.add_argument("--help_all", action="help", help=_HELP_ALL))
             groups = self._first_groups()
-        actions.append(section.add_argument("--config", metavar="FILE", help=_CONFIG))
-        sections: dict[str, list[argparse.Action]] = {"options": actions}
+            formatter.add_argument(layout.add_argument("--help_all", action="help", help=_HELP_ALL))
+        formatter.add_argument(layout.add_argument("--config", metavar="FILE", help=_CONFIG))
+        formatter.end_section()
         for title, options in groups.items():
-            section = layout.add_argument_group(title)
-            sections[title] = []
+            formatter.start_section(title)
             for option in options:
-                action = section.add_argument(
+                action = layout.add_argument(
                     f"--{option.name}",
                     nargs="+" if option.many else None if option.bare is MISSING else "?",
                     metavar=option.metavar(),
                     help=option.help_text(self.spellings(option.name)),
                 )
-                sections[title].append(action)
-        for title, actions in sections.items():
-            formatter.start_section(title)
-            formatter.add_arguments(actions)
+                formatter.add_argument(action)
             formatter.end_section()
         formatter.add_text(_FOOTER)
         formatter.add_text(self.epilog)
@@ -505,6 +495,12 @@ def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str,
             carrier = option.brings[0]
             moved[carrier] = {**(moved.get(carrier) or {}), **of_class}
     return moved
+
+
+def known_values(values: Mapping[str, Any], *dataclass_types: type) -> dict[str, Any]:
+    """`carried`, without the names that no dataclass has, such as options of another objective."""
+    known = options_of(*dataclass_types)
+    return {name: value for name, value in carried(known, values).items() if name in known}
 
 
 def _options_brought(brings: Brings, value: str) -> dict[str, Option]:

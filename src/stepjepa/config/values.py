@@ -13,7 +13,6 @@ arrives in one of these forms:
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -29,7 +28,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from stepjepa.errors import ConfigError, said
-from stepjepa.utils.files import parse_json
+from stepjepa.utils.files import digest, parse_json
 from stepjepa.utils.text import lone_surrogate
 
 _TRUE = {"true", "yes", "t", "y", "1"}
@@ -379,9 +378,7 @@ def given_name(thing: Named) -> str:
 def source_fingerprint(thing: Named) -> str:
     """A fingerprint of the source of a class's or function's module; the name of `thing` if there is no source."""
     try:
-        return hashlib.sha256(
-            inspect.getsource(sys.modules[thing.__module__]).encode()
-        ).hexdigest()[:12]
+        return digest([inspect.getsource(sys.modules[thing.__module__]).encode()])[:12]
     except (OSError, TypeError):
         return str(thing.__qualname__)
 
@@ -405,7 +402,7 @@ def _file_module(path: Path, again: bool) -> types.ModuleType:
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
     # Named by its path, because files of the same name in several folders are different modules.
-    name = f"{_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    name = f"{_PREFIX}{digest([str(path).encode()])[:12]}_{path.stem}"
     if name in sys.modules and not again:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import carried
+from stepjepa.config.parser import known_values
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.options import DataOptions
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
@@ -184,15 +184,12 @@ class StudyRunFolder:
 def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     """Write everything that a run needs into its folder."""
     # This loads transformers, which listing recipes does not need.
-    from stepjepa.training.config import (
-        JEPAConfig,
-    )
+    from stepjepa.training.config import JEPAConfig
 
     data, settings = run.block.data, run.settings
     files = data.paths(study.output_dir)
     # The base may set options of an objective that this arm does not use.
-    known = options_of(RunOptions, JEPAConfig)
-    values = {name: value for name, value in carried(known, settings).items() if name in known}
+    values = known_values(settings, RunOptions, JEPAConfig)
     # The run's name in trackers: study/arm/seed-1. A run_name in the base replaces the name of the study.
     title = settings.get("run_name") or study.output_dir.resolve().name
     values["run_name"] = "/".join([title, *run.folder.parts[1:]])

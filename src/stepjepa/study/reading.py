@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import Setting, StrictParser, carried, merged
+from stepjepa.config.parser import Setting, StrictParser, build, known_values, merged
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
@@ -445,9 +445,8 @@ def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
     data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
     given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}
     try:
-        given = carried(options_of(JEPAOptions), given)
-        of_run, of_config = options_of(RunOptions), options_of(JEPAConfig)
-        RunOptions(**{name: value for name, value in given.items() if name in of_run})
-        return JEPAConfig(**{name: value for name, value in given.items() if name in of_config})
-    except (ValueError, OSError, ConfigError) as error:
+        kinds = RunOptions, JEPAConfig
+        _, config = build(kinds, known_values(given, *kinds))
+    except ConfigError as error:
         raise ConfigError(f"{place}{error}") from None
+    return config

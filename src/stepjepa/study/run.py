@@ -88,9 +88,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
             "no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)"
         )
     # Loads torch, which the list above does not need.
-    from stepjepa.study.reading import (
-        read_options,
-    )
+    from stepjepa.study.reading import read_options
 
     read = read_options(options)
     for note in read.notes:
@@ -180,28 +178,24 @@ def run_study(
         return run
 
 
+@dataclass
 class StudyRun:
     """The execution of a study in its folder.
 
-    Args:
+    Attributes:
         say: receives lines of progress.
         notes: remarks on runs from a file of records.
         kept: runs that are not repeated, and the file to which new ones are added.
+        stopped: whether the deadline ended it.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        state: State,
-        say: Callable[[str], None],
-        notes: list[str],
-        kept: KeptRuns | None,
-    ):
-        self.study, self.state, self.say, self.notes = study, state, say, notes
-        self.stopped = False  # whether the deadline ended it
-        self._kept = kept
-        self._items: dict[Path, Item] = {}
-        self._total = sum(1 for _ in all_runs(study))
+    study: Study
+    state: State
+    say: Callable[[str], None]
+    notes: list[str]
+    kept: KeptRuns | None
+    stopped: bool = False
+    _items: dict[Path, Item] = field(default_factory=dict)
 
     @property
     def items(self) -> list[Item]:
@@ -271,12 +265,16 @@ class StudyRun:
 
     def _keep(self, items: Sequence[Item]) -> None:
         """Add runs to the file of records, if there is one."""
-        if self._kept is not None:
-            self._kept.add([record_of(item, self.state) for item in items])
+        if self.kept is not None:
+            self.kept.add([record_of(item, self.state) for item in items])
 
     @property
     def _finished(self) -> int:
         return sum(not item.todo for item in self.items)
+
+    @property
+    def _total(self) -> int:
+        return sum(1 for _ in all_runs(self.study))
 
     def _progress(self, item: Item) -> str:
         line = f"[{self._finished}/{self._total}] {item.run.name}: "
@@ -333,8 +331,8 @@ class StudyRun:
             item = self._items[path] = Item(run, StudyRunFolder(path), stages)
             if item.todo:
                 folders.write_plan(item.folder, run, self.study)
-                if self._kept and run.name in self._kept.runs:
-                    item.folder.restore(self._kept.runs[run.name])
+                if self.kept and run.name in self.kept.runs:
+                    item.folder.restore(self.kept.runs[run.name])
         return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:

@@ -375,8 +375,9 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
         ]
 
     def entry(name: str) -> dict[str, int | str]:
-        sync(folder / name)
-        return {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
+        path = folder / name
+        sync(path)
+        return {"bytes": path.stat().st_size, "sha256": checksum(path)}
 
     listed = sorted(set(names) - {MANIFEST})
     # Hashing releases the interpreter lock, so weights and optimizer state are hashed in parallel.
