@@ -15,7 +15,7 @@ from stepjepa.study import stages
 from stepjepa.study.reading import read_options, read_study
 from stepjepa.study.run import run_study
 from stepjepa.study.score import score_model
-from stepjepa.study.spec import StudyOptions
+from stepjepa.study.spec import Scoring, StudyOptions
 from stepjepa.study.tree import parse_tree, recipe_files
 from support.rows import lines as lines_of
 from support.runs import run_here
@@ -124,10 +124,10 @@ def test_a_model_scored_again_has_the_numbers_of_its_record(results):
     folder, _, _ = results
     model, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
     metrics = {"answer_nll": {}, "exact": {}, "prefix": {"reference_column": "ground_truth"}}
-    found = score_model(model, RowSource(test), metrics, batch_size=4, max_new_tokens=4).values
+    found = score_model(model, RowSource(test), metrics, Scoring(batch_size=4, max_new_tokens=4), {}).values
     assert list(found) == list(metrics) and found["exact"] == 0.0
     assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
-    few = score_model(model, RowSource(test), {"answer_nll": {}}, max_examples=2).values
+    few = score_model(model, RowSource(test), {"answer_nll": {}}, Scoring(max_examples=2), {}).values
     assert few["answer_nll"] != found["answer_nll"]
 
 

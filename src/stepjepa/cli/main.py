@@ -21,8 +21,8 @@ from typing import Any, NamedTuple
 
 from stepjepa import api
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import StrictParser, build
-from stepjepa.config.spellings import LEFT, PUBLISHED, published
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import LEFT, PUBLISHED, checked_options, published
 from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, RunError, StepJepaError
 from stepjepa.utils.terminal import (
@@ -410,8 +410,7 @@ def run(name: str, argv: list[str]) -> int:
 
 def _compare(options: Any, values: dict[str, Any], as_json: bool) -> int:
     """Analyze or compare predictions: ``evaluate --analyze``."""
-    (checked,) = build((options,), values)
-    checked.check()
+    checked = checked_options(options, values)
     metric = checked.metric[0] if checked.metric else None
     comparison = api.compare(*checked.analyze, show=checked.show, metric=metric)
     if as_json:
