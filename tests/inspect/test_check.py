@@ -142,7 +142,7 @@ HELD_OUT = [{"question": "QUESTION 2 ", "answer": "x"}, {"question": "another", 
 CASES = [
     (
         *("one_step", rows("one", "two", "three", STEPS), {}, (3, 4)),
-        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "name another --step_splitter"],
+        ["3 of 4 rows (75.0 %) have fewer than two steps (found by --step_splitter", "name another --step_splitter"],
     ),
     ("one_step", rows(STEPS), {"separator": "XX"}, (1, 1), ["or --step_separator"]),
     ("one_step", rows("one", "two", STEPS, STEPS), {}, None, []),

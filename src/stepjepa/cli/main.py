@@ -488,7 +488,7 @@ def _train_parser(*options: type) -> StrictParser:
 
 
 def _first_options(name: str, options: type) -> dict[str, tuple[str, ...]]:
-    """The options in the short help of a command with many: its own, and the most used ones of training; {} for others."""
+    """The options in the short help of a command with many: its own, and the most used ones of training; else {}."""
     known = options_of(options)
     if len(known) <= _MANY_OPTIONS:
         return {}
@@ -499,7 +499,7 @@ def _first_options(name: str, options: type) -> dict[str, tuple[str, ...]]:
 
 
 def tell(error: StepJepaError, name: str) -> int:
-    """Print the error, and its traceback on request, as one line that begins with `name`; return its exit status."""
+    """Print the error as one line that begins with `name`, after the traceback if that is wanted; return its status."""
     if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exc()
     print_error(f"{name}: error: {error}")

@@ -466,10 +466,7 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}")
     try:
-        return tuple(
-            dtype(**{name: value for name, value in values.items() if name in options_of(dtype)})
-            for dtype in dataclass_types
-        )
+        return tuple(dtype(**known_values(values, dtype)) for dtype in dataclass_types)
     # `TrainingArguments` checks its values at the end of its constructor.
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error

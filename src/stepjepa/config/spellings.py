@@ -269,7 +269,7 @@ PUBLISHED: dict[str, Alias] = {**_SCRIPTS, **_TRL, **_TRANSFORMERS_4}
 
 # Answers for the options and commands of earlier versions of this library.
 _NO_ENERGIES = (
-    "energies of solutions were removed: they do not tell right solutions from wrong ones (docs/evidence.md); compare "
+    "energies of solutions were removed: they do not separate right and wrong solutions (docs/evidence.md); compare "
     "accuracies with stepjepa evaluate"
 )
 _NO_PROGRAMS = (

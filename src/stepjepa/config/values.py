@@ -87,11 +87,11 @@ def _is_slip(name: str, known: str) -> bool:
     known_words = re.split(r"[\W_]+", known)
     if len(words) != len(known_words):
         return _alike("".join(words), "".join(known_words), _ALIKE_WITHOUT_BREAKS)
-    for word, known_word in zip(words, known_words, strict=True):
-        # A word may also be the start of the known word, of any length: `lr_sched` for `lr_scheduler`.
-        if not (known_word.startswith(word) or _alike(word, known_word, _ALIKE)):
-            return False
-    return True
+    # A word may also be the start of the known word, of any length: `lr_sched` for `lr_scheduler`.
+    return all(
+        known_word.startswith(word) or _alike(word, known_word, _ALIKE)
+        for word, known_word in zip(words, known_words, strict=True)
+    )
 
 
 def _alike(first: str, second: str, least: float) -> bool:

@@ -184,7 +184,7 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             scalar = self.loader.construct_object(node)
             plain = None if scalar is None else node.value
-            # A plain scalar has no style; a quoted one or a block has.
+            # A plain scalar has no style; quoted and block scalars have one.
             return Node(plain if node.style is None else Quoted(node.value), where, scalar)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.read(child, child.start_mark.line) for child in node.value], where)

@@ -81,7 +81,7 @@ class Truncation:
     longest: int
 
     def line(self) -> str:
-        """What is cut, and the length that would hold all chats."""
+        """What is cut, and the length at which nothing would be."""
         answers = counted(self.answers_cut, "answer")
         rows = counted(self.rows_without_room, "row")
         return (
@@ -300,7 +300,7 @@ def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             "one_step",
             one_step,
             statistics.chats,
-            f"{_share(one_step, statistics.chats)} have one step ({statistics.steps.words})",
+            f"{_share(one_step, statistics.chats)} have fewer than two steps ({statistics.steps.words})",
             f"they make no pair for step_jepa and are used for plain language modelling only; {FEW_STEPS}",
         )
     # Rows with a list of steps that does not fit their answer: the list is ignored, which the user should know.

@@ -96,7 +96,7 @@ def _pair_lines(record: RowRecord) -> Iterator[Text]:
 
 def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:
     """Who sees whom, two query rows per line. A row wider than `width` is sampled evenly, as the first line then states."""
-    # Ten columns on the left hold the query's position and the letters of both queries.
+    # Ten columns on the left show the query's position and the letters of both queries.
     shown = evenly(len(record), max(width, 30) - 10)
     where = "" if len(shown) == len(record) else f"; {len(shown)} of {len(record)} positions"
     yield Text(

@@ -25,7 +25,7 @@ from stepjepa.evaluation.statistics import (
 
 # With two seeds, a t test has a single degree of freedom; no verdict is given for fewer seeds than these.
 MIN_SEEDS = 3
-# For an arm with at most this many times the baseline's FLOPs, the comparison at equal examples is one at equal compute.
+# Up to this multiple of the baseline's FLOPs, a comparison at equal examples is also one at equal compute.
 EQUAL_COMPUTE = 1.02
 Kind = Literal["examples", "compute", "control", "random"]
 _OTHERS: dict[Kind, str] = {

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names
 from stepjepa.config.parser import known_values
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.options import DataOptions
@@ -95,9 +95,7 @@ def write_builtin(data: Data, folder: Path) -> None:
         return
     builtin = data.builtin
     name, seed = builtin["task"], builtin["seed"]
-    known = options_of(task_class(name))
-    options = {key: value for key, value in builtin.items() if key in known}
-    task = make_task(name, **options)
+    task = make_task(name, **known_values(builtin, task_class(name)))
     # No problem of the test split may occur in the other splits: `instance` also recognises it with a different text.
     try:
         train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
@@ -207,8 +205,6 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         "metrics": {metric.name: dict(metric.options) for metric in run.block.metrics},
         "evaluation": asdict(run.block.evaluation),
         # Scoring converts rows to chats, and chats to tokens, with the options of training.
-        "chat": {
-            name: value for name, value in settings.items() if name in options_of(DataOptions)
-        },
+        "chat": known_values(settings, DataOptions),
     }
     write_record(folder.plan, plan)

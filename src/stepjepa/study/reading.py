@@ -141,7 +141,7 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     values = field_values(Study, tree)
     values.setdefault("title", name)
     values.setdefault("output_dir", Path(f"runs/{name}{'-mini' if mini else ''}"))
-    queued = values.get("executor") in ("slurm", "ray")  # a queue holds many jobs at no cost
+    queued = values.get("executor") in ("slurm", "ray")  # waiting in a queue costs nothing
     values.setdefault("jobs", 100 if queued else 1)
     if output_dir:
         values["output_dir"] = Path(output_dir)

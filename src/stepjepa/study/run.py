@@ -151,7 +151,7 @@ def run_study(
             Path(kept).parent.mkdir(parents=True, exist_ok=True)
             if not locks.enter_context(locked(Path(f"{kept}.lock"))):
                 raise ConfigError(
-                    f"--{_NAME.records} {kept}: another stepjepa study writes to it; wait, or end it"
+                    f"--{_NAME.records} {kept}: another stepjepa study is writing to it; wait, or end it"
                 )
         if overwrite:
             folders.clear_folder(folder)

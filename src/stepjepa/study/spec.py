@@ -169,7 +169,7 @@ class Data:
     splits: Mapping[str, str] = field(default_factory=dict)
 
     def paths(self, folder: Path) -> dict[str, tuple[str, ...]]:
-        """Split -> files of a study in `folder`, which holds the built-in problems. Blocks with equal options share them."""
+        """Split -> files of a study in `folder`; built-in problems are written there, and blocks with equal options share them."""
         if self.builtin is None:
             return dict(self.files)
         options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
@@ -186,7 +186,7 @@ def evaluates_on_the_way(settings: Values) -> bool:
 
 @dataclass(frozen=True)
 class ProblemRows:
-    """Which built-in task, how many rows each split holds, and their seed."""
+    """The built-in task, the number of rows in each split, and their seed."""
 
     task: str = option("arithmetic", "The task.", "data", choices=tuple(TASKS))
     train_rows: int = option(4000, "Rows to train on.", "data", at_least=1)
