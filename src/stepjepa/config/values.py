@@ -131,24 +131,29 @@ def choices_of(hint: Any) -> list[Any] | None:
 
 def describe(hint: object) -> str:
     """Describe what a type expects, in words: "a whole number", "one of a, b, c or none"."""
-    members = union_members(hint)
-    omitted: list[object] = [type(None)]
-    # For `Enum | str`, which transformers writes, only strings with the Enum's values are accepted.
-    if any(is_class(member, Enum) for member in members):
-        omitted.append(str)
-    words = [_describe_member(member) for member in members if member not in omitted]
-    if type(None) in members:
+    words = [_describe_member(member) for member in _read_as(hint)]
+    if type(None) in union_members(hint):
         words.append("none")
     return " or ".join(dict.fromkeys(words))
+
+
+def _read_as(hint: object) -> list[Any]:
+    """The alternatives of a type as which a value is read, except None.
+
+    Of `Enum | str`, which transformers writes, only strings with the Enum's values are accepted.
+    """
+    members = [member for member in union_members(hint) if member is not type(None)]
+    if any(is_class(member, Enum) for member in members):
+        return [member for member in members if member is not str]
+    return members
 
 
 def _describe_member(hint: Any) -> str:
     choices = choices_of(hint)
     if choices is not None:
-        words = []
-        for choice in choices:
-            word = str(choice)
-            words.append(word.lower() if isinstance(choice, bool) else word)
+        words = [
+            str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices
+        ]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if is_class(hint, list):
         return f"a list ({describe(_item_of(hint))} each)"
@@ -186,9 +191,7 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
     _check_text(written)
     alternatives = union_members(hint)
     union = [member for member in alternatives if member is not type(None)]
-    members = union
-    if any(is_class(member, Enum) for member in union):
-        members = [member for member in union if member is not str]
+    members = _read_as(hint)
     words = [str(choice) for member in members for choice in choices_of(member) or ()]
     # The word none means None, except in quotes or where it is one of the choices.
     if type(None) in alternatives:

@@ -169,7 +169,7 @@ class Data:
     splits: Mapping[str, str] = field(default_factory=dict)
 
     def paths(self, folder: Path) -> dict[str, tuple[str, ...]]:
-        """Split -> files of a study in `folder`; built-in problems are written there, and blocks with equal options share them."""
+        """Split -> files of a study in `folder`. Blocks with equal options share its built-in problems."""
         if self.builtin is None:
             return dict(self.files)
         options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
