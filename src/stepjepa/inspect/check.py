@@ -44,7 +44,9 @@ class FileOptions:
         "report also shows what a model will see of the file in training.",
         "check",
     )
-    num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)
+    num_proc: int = option(
+        1, "Number of processes that count and tokenise rows.", "check", at_least=1
+    )
     json: bool = option(False, "Print the report as one JSON object.", "check")
 
 

@@ -38,7 +38,7 @@ class RowOptions:
     """Options of ``stepjepa inspect`` only: which row it shows, and where."""
 
     file: str | None = option(None, "The data file; usually written without --file.", "inspect")
-    row: int = option(0, "Which row, counted from 0.", "inspect", at_least=0)
+    row: int = option(0, "The row to show, counted from 0.", "inspect", at_least=0)
     model_name: str = option(
         "mini",
         "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file).",
@@ -47,7 +47,7 @@ class RowOptions:
     seed: int = option(42, "Seed of what is sampled in every epoch; epoch 0 is shown.", "inspect")
     png: str | None = option(
         None,
-        "Write a picture of who sees whom to this PNG file (needs the extra analysis).",
+        "Write a picture of who sees whom to this PNG file (needs stepjepa[analysis]).",
         "inspect",
     )
     html: str | None = option(

@@ -36,7 +36,9 @@ class StudyOptions:
     )
     seeds: list[int] | None = option(None, "Seeds that replace the file's.", "study")
     jobs: int | None = option(
-        None, "Runs at a time. Default: the file's, or 1 (100 with slurm or ray).", "study"
+        None,
+        "Number of runs at a time. Default: the file's, or 1 (100 with slurm or ray).",
+        "study",
     )
     executor: Executor | None = option(
         None,
@@ -80,7 +82,9 @@ class DemoOptions:
     overwrite_output_dir: bool = option(
         False, "Remove what an earlier demo left in output_dir.", "demo"
     )
-    seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo", at_least=0)
+    seed: int = option(
+        0, "Seed of the data, the initialisation and the order of examples.", "demo", at_least=0
+    )
     task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(_DEMOS))
     train_rows: int | None = option(
         None,
@@ -88,7 +92,7 @@ class DemoOptions:
         "demo",
         at_least=1,
     )
-    test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
+    test_rows: int = option(300, "Number of held-out problems to score.", "demo", at_least=1)
     overrides: list[str] | None = option(
         None,
         "Values that replace the recipe's, as in base.learning_rate=1e-3.",
