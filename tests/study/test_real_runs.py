@@ -48,7 +48,7 @@ def results(tmp_path_factory):
     study = dataclasses.replace(read_study(parse_tree(STUDY, "study.yaml"), "study"), output_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "run_process", run_here)
-        outcome = run_study(study, lambda line: None)
+        outcome = run_study(study, StudyOptions(), lambda line: None)
     return folder, outcome, write_results(outcome)[1]
 
 
@@ -143,7 +143,7 @@ def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     options = StudyOptions(
         file=name, mini=True, overrides=overrides, jobs=1
     )  # one at a time: all of them run in this process
-    outcome = run_study(read_options(options), lambda line: None)
+    outcome = run_study(read_options(options), options, lambda line: None)
     assert not outcome.failed and not [item.run.name for item in outcome.items if item.todo]
     write_results(outcome)
     assert (tmp_path / "runs" / f"{name}-mini" / "table.json").is_file()
@@ -156,7 +156,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
     file.write_text(text + "evaluate: {max_new_tokens: 4, batch_size: 4}\n")
     study = read_options(StudyOptions(str(file), output_dir=str(tmp_path / "out")))
     for _ in range(2):  # what diverged is done, and not tried once more
-        outcome = run_study(study, said.append)
+        outcome = run_study(study, StudyOptions(), said.append)
         assert not outcome.failed, said
     assert sum("diverged at step" in line and "not finite" in line for line in said) == 1
     assert any("the validation split chose learning_rate=0.005" in line for line in said)

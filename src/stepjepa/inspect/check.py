@@ -110,7 +110,7 @@ class TokenStatistics:
     method: str
     objective: Objective
     data: DataReport
-    truncation: Truncation | None = None
+    truncation: Truncation | None
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""

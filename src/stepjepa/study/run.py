@@ -99,9 +99,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
     library("statsmodels", "study")
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
     with explaining(less_memory, "start the same command again"):
-        carried = run_study(
-            read, say, options.overwrite_output_dir, options.records, options.stop_after
-        )
+        carried = run_study(read, options, say)
     tables, lines = carried.write_results()
     failed = any(item.error is not None or not carried.stopped for item in carried.failed)
     return StudyResult(("", *lines), tables, failed)
@@ -119,22 +117,14 @@ def _listed(study: Study, options: StudyOptions) -> StudyResult:
     return StudyResult(tuple(describe(study, tested)))
 
 
-def run_study(
-    study: Study,
-    say: Callable[[str], None],
-    overwrite: bool = False,
-    kept: str | None = None,
-    stop_after: float | None = None,
-) -> StudyRun:
-    """Run or resume a study. Runs in the file `kept` count as done; new ones are added to it.
-
-    Args:
-        stop_after: minutes, see `StudyRun.carry_out`.
+def run_study(study: Study, options: StudyOptions, say: Callable[[str], None]) -> StudyRun:
+    """Run or resume a study. Runs in the file ``records`` count as done; new ones are added to it.
 
     Raises:
         ConfigError, DataError: the study cannot be used; no run was started.
     """
-    deadline = None if stop_after is None else time.monotonic() + 60 * stop_after
+    minutes, kept = options.stop_after, options.records
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     folder = study.output_dir
     folders.check_folder(folder)
     if kept and folder.resolve() in Path(kept).resolve().parents:
@@ -153,7 +143,7 @@ def run_study(
                 raise ConfigError(
                     f"--{_NAME.records} {kept}: another stepjepa study is writing to it; wait, or end it"
                 )
-        if overwrite:
+        if options.overwrite_output_dir:
             folders.clear_folder(folder)
         for block in study.blocks:
             folders.write_builtin(block.data, folder)
@@ -433,11 +423,12 @@ def demo(options: DemoOptions) -> DemoResult:
     """
     from stepjepa.study.reading import read_options
 
-    study = read_options(options.study)
+    asked = options.study
+    study = read_options(asked)
     terminal.say(
         f"{study.title}; the logs of training: {study.output_dir}/runs/*/seed-{options.seed}/train.log"
     )
-    carried = run_study(study, terminal.say, options.overwrite_output_dir)
+    carried = run_study(study, asked, terminal.say)
     tables, _ = carried.write_results()
     for item in carried.failed:
         raise StepJepaError(f"{item.run.name} failed: {item.error}")

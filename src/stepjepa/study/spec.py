@@ -111,7 +111,11 @@ class DemoOptions:
             overrides.append(f"data.builtin.train_rows={self.train_rows}")
         overrides += self.overrides or []
         return StudyOptions(
-            _DEMOS[self.task], output_dir=self.output_dir, seeds=[self.seed], overrides=overrides
+            _DEMOS[self.task],
+            output_dir=self.output_dir,
+            seeds=[self.seed],
+            overrides=overrides,
+            overwrite_output_dir=self.overwrite_output_dir,
         )
 
 
@@ -154,8 +158,8 @@ class MetricSpec:
     """A metric with its options and its direction."""
 
     name: str
-    options: Values = field(default_factory=dict)
-    higher_is_better: bool = True
+    options: Values
+    higher_is_better: bool
 
 
 @dataclass(frozen=True)
