@@ -140,9 +140,8 @@ def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides = "base.max_steps=1 seeds=[1] evaluate.max_new_tokens=2".split()
     overrides += [f"data.builtin.{rows}" for rows in ("train_rows=24", "select_rows=2", "test_rows=2")]
-    options = StudyOptions(
-        file=name, mini=True, overrides=overrides, jobs=1
-    )  # one at a time: all of them run in this process
+    # One at a time: all of them run in this process.
+    options = StudyOptions(file=name, mini=True, overrides=overrides, jobs=1)
     outcome = run_study(read_options(options), options, lambda line: None)
     assert not outcome.failed and not [item.run.name for item in outcome.items if item.todo]
     write_results(outcome)

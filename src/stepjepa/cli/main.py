@@ -47,7 +47,7 @@ class Command(NamedTuple):
         summary: a line for the list of commands.
         options: module and class of its options.
         help: usage, what it does, and an example, in paragraphs.
-        positional: from the names of all options, those that positional words fill, in this order.
+        positional: returns, of the names of all options, those that positional words fill, in this order.
         required: whether all positional options must be given.
         kept: what is kept when the command is interrupted, for commands that resume.
         record: converts the result to plain values for ``--json``.
@@ -284,7 +284,7 @@ _SYSTEM_TROUBLES = {
 
 
 def command() -> int:
-    """Run `main` as the whole process, with a garbage collector set up for the million objects of torch and transformers."""
+    """Run `main` as the whole process, with the garbage collector tuned for torch's and transformers' million objects."""
     # With Python's default threshold of 700, garbage collections take a quarter of the import time of these libraries.
     gc.set_threshold(100_000)
     # Without this, the collection at the exit would take a second to visit all modules.

@@ -97,7 +97,7 @@ class Option:
     def of(cls, field: dataclasses.Field[Any], hint: type) -> Option:
         """Build the option of a dataclass field with the resolved type `hint`."""
         meta = field.metadata
-        # In transformers' metadata, a boolean const means that --flag without a value is True; the word true must be, too.
+        # In transformers' metadata, a boolean const means that --flag without a value is True; the word true is then valid.
         if isinstance(meta.get("const"), bool):
             hint = hint | bool  # type: ignore[assignment]
         declared = meta.get("option")

@@ -122,11 +122,13 @@ def is_class(hint: object, base: type) -> bool:
     return isinstance(plain, type) and issubclass(plain, base)
 
 
-def choices_of(hint: Any) -> list[Any] | None:
+def choices_of(hint: object) -> list[Any] | None:
     """The named values of a Literal or Enum; None for any other type."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    return [member.value for member in hint] if is_class(hint, Enum) else None
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return [member.value for member in hint]
+    return None
 
 
 def describe(hint: object) -> str:

@@ -160,7 +160,7 @@ COLOURS = (
     Colour("#3d2bff", "#4f7bff"),
     Colour("#8a1c5c", "#6f9a52"),
 )
-# Figures with dashes or markers have this many of those, too.
+# The number of colours, and also of the dash patterns and markers in figures.
 SERIES = len(COLOURS)
 
 

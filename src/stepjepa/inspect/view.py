@@ -109,7 +109,7 @@ class RowView:
         """Write the picture (``.png``) or the page (``.html``).
 
         Raises:
-            ConfigError: the suffix is another one, or the file exists or cannot be written.
+            ConfigError: the suffix is neither of these, or the file exists or cannot be written.
         """
         _check_output(file, (*_PAGE, *_PICTURE), overwrite)
         if Path(file).suffix.lower() in _PAGE:

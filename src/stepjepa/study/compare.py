@@ -23,7 +23,7 @@ from stepjepa.evaluation.statistics import (
     summary,
 )
 
-# With two seeds, a t test has a single degree of freedom; no verdict is given for fewer seeds than these.
+# With two seeds, a t test has a single degree of freedom. With fewer seeds than these, no verdict is given.
 MIN_SEEDS = 3
 # Up to this multiple of the baseline's FLOPs, a comparison at equal examples is also one at equal compute.
 EQUAL_COMPUTE = 1.02
