@@ -164,9 +164,9 @@ def command_page(command: str, parser: StrictParser) -> str:
     lines += ["```", f"{parser.prog} [--config FILE] [--option value ...]", "```", ""]
     lines += _example(parser.epilog or "")
     lines += [
-        "`--some_flag` and `--some-flag` are the same. A true/false option is switched on by `--flag` alone and off by "
-        "`--no_flag`; `none` empties an option that may be empty. Every option may stand in the YAML file given with "
-        "`--config`, without the dashes; flags win over it.",
+        "`--some_flag` and `--some-flag` are the same. A true/false option is switched on by `--flag` and off by "
+        "`--no_flag`; `none` unsets an option that may be empty. Every option can also be written in the YAML file given "
+        "with `--config`, without the dashes; flags override it.",
         "",
     ]
     for title, options in parser.groups().items():

@@ -1,8 +1,8 @@
 """Train language models with joint-embedding predictive objectives (JEPA).
 
-Importing the package loads no torch. Its names are imported from their modules when first used. `stepjepa.inspect`,
-`stepjepa.report` and `stepjepa.study` are functions, as for every other command; the packages of these names are imported
-from: ``from stepjepa.study import spec``.
+Importing the package does not load torch: each public name is imported from its module on first use. `stepjepa.inspect`,
+`stepjepa.report` and `stepjepa.study` are functions, like those of all other commands; the packages with the same names can
+still be imported from, as in ``from stepjepa.study import spec``.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _HOMES = {
     "show_row": "stepjepa.inspect.view",
 }
 
-# Python makes a package an attribute of this one when it is first imported. That is now, so that it is not in the place of
-# the function later.
+# Importing a subpackage sets it as an attribute of this package. It happens here, where the attribute is removed again, so
+# that a later import does not hide the function of the same name.
 for _name in ("inspect", "report", "study"):
     import_module(f"stepjepa.{_name}")
     globals().pop(_name, None)

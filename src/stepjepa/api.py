@@ -1,8 +1,8 @@
-"""The public functions, one for each command, with the same options by name and the same defaults.
+"""The public functions, one per command, with the command's option names and defaults.
 
-``str`` of the result is the text that the command prints. This module joins packages that do not import each other.
+``str`` of a result is the text that the command prints. This module connects packages that do not import each other.
 
-Importing this module loads neither torch nor transformers.
+Importing it loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ __all__ = [
     "train",
 ]
 
-# Functions of other modules that are public without a wrapper here; they are imported on first use.
+# Public functions that need no wrapper here; they are imported from their modules on first use.
 _MODULES = {
     "check": "stepjepa.inspect.check",
     "inspect": "stepjepa.inspect.view",
@@ -78,18 +78,18 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_MODULES[name]), name)
 
 
-# The functions below import inside their bodies: first the options, whose check is quick, then the work, which loads torch.
+# The functions below import in their bodies: first the options, which are quick to check, then the code that loads torch.
 
 
 def train(**options: Unpack[TrainKeywords]) -> TrainResult:
     """Train a model: ``stepjepa train``.
 
     Args:
-        options: those of ``stepjepa train`` by name.
+        options: the options of ``stepjepa train`` by name.
 
     Raises:
-        ConfigError, DataError: before anything is written.
-        RunError: the run failed: a loss is not finite, a file cannot be written, or the memory is too small.
+        ConfigError, DataError: an option or the data cannot be used; nothing was written.
+        RunError: training failed: a loss is not finite, a file cannot be written, or memory ran out.
 
     Examples:
         >>> run = train(train_file=["rows.jsonl"], model_name="mini", objective="step_jepa", output_dir="run")
@@ -106,24 +106,24 @@ def train(**options: Unpack[TrainKeywords]) -> TrainResult:
 
     name = Names(JEPAConfig, RunOptions)
     given = by_our_names(options, RunOptions, JEPAConfig)
-    # Each Ray worker calls this function again, without the option.
+    # Each Ray worker calls this function again, without `ray_workers`.
     if given.get(name.ray_workers) is not None:
         return _train_in_ray(given, name)
     run, config = build((RunOptions, JEPAConfig), given)
     if is_main_process():
         for line in run_notes(run, config, given):
             say(f"note   {line}")
-    # Before the level of debugging changes an option: the record has what the user wrote.
+    # Made before `debug_level` changes an option, so that the record has the options as the user wrote them.
     command = command_line("train", given, run, config)
     if run.debug_level >= 1 and name.logging_steps not in given:
         config.logging_steps = 1
     if run.debug_level >= 7 and is_main_process():
         _show_first_row(run, config)
-    # If the memory runs out, the error names the options that need less of it.
+    # If memory runs out, the error names the options that reduce its use.
     batch = f"--{name.per_device_train_batch_size} (and raise --{name.gradient_accumulation_steps})"
     with explaining(f"{batch} or --{name.max_length}", AGAIN):
         result = run_training(run, config, _answer_scorer(run, config), command)
-    # A run that was already complete has no trainer and no next commands.
+    # A run that was already complete has no trainer, and no commands are suggested after it.
     if result.trainer is None:
         return result
     return dataclasses.replace(
@@ -142,7 +142,7 @@ def _train_in_ray(options: dict[str, Any], name: Any) -> TrainResult:
     def work() -> TrainResult:
         from stepjepa.training.run import leave_process_group
 
-        # The result travels to the caller's process; the trainer with its model stays here.
+        # The result is sent to the calling process, but the trainer and its model stay in this one.
         result = dataclasses.replace(train(**options), trainer=None)
         leave_process_group()
         return result
@@ -168,7 +168,11 @@ def _show_first_row(run: RunOptions, config: JEPAConfig) -> None:
 
 
 def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
-    """Make the scorer of answers for every evaluation; None without metrics. Raises ConfigError for an unknown metric."""
+    """The scorer of answers for evaluations during training; None without metrics or evaluation data.
+
+    Raises:
+        ConfigError: an unknown metric.
+    """
     if not run.eval_metrics or not run.eval_file:
         return None
     from stepjepa.data.sources import RowSource
@@ -187,7 +191,7 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
 
 
 def _next_commands(run: RunOptions, output: Path) -> str:
-    """The commands to type after a run, with the metric that fits the first row."""
+    """The commands suggested after a run, with the run's metrics or else one that fits the first row."""
     from stepjepa.config.option import Names
     from stepjepa.data.sources import RowSource
     from stepjepa.errors import StepJepaError
@@ -196,7 +200,7 @@ def _next_commands(run: RunOptions, output: Path) -> str:
 
     name, folder = Names(EvaluateOptions), shlex.quote(str(output))
     metric = "exact"
-    # The data may be gone by now; a hint is no reason to fail after hours of training.
+    # The data may no longer exist, and a suggestion must not fail after hours of training.
     with suppress(StepJepaError, OSError, StopIteration):
         rows = RowSource((run.train_file or [""])[0], run.dataset_split)
         _, row = next(iter(rows))
@@ -220,7 +224,7 @@ def export(
         options: the other options of ``stepjepa export`` by name.
 
     Raises:
-        ConfigError: the checkpoint cannot be read, or the folder cannot be written.
+        ConfigError: the checkpoint cannot be read, or the folder cannot be written to.
 
     Examples:
         >>> export("run/checkpoint-500", "exported", merge_lora=True)
@@ -237,14 +241,14 @@ def export(
 
 
 def evaluate(**options: Unpack[EvaluateKeywords]) -> EvaluationResult:
-    """Let a model answer the questions of a file, and score the answers: ``stepjepa evaluate``.
+    """Let a model answer the questions in a file, and score the answers: ``stepjepa evaluate``.
 
     Args:
-        options: those of ``stepjepa evaluate`` by name. For a model in memory see
+        options: the options of ``stepjepa evaluate`` by name. For a model in memory, see
             `stepjepa.evaluation.run.evaluate_model`.
 
     Raises:
-        StepJepaError: an option, a model or data that cannot be used; finished answers are kept, and the same call resumes.
+        StepJepaError: an option, the model or the data cannot be used; finished answers are kept, and the same call resumes.
 
     Examples:
         >>> result = evaluate(model_name="run", test_file="test.jsonl", metric=["gsm8k"])
@@ -273,13 +277,13 @@ def compare(
     """Analyze a file of predictions, or compare two: ``stepjepa evaluate --analyze``.
 
     Args:
-        first: a file of predictions; the baseline of a comparison.
+        first: a file of predictions; in a comparison, those of the baseline.
         second: the other model's predictions for the same questions.
-        show: the number of examples of each kind of error, for one file.
-        metric: decides which answers are right; by default the first metric of the evaluation.
+        show: with one file, the number of examples shown for each kind of error.
+        metric: the metric that decides which answers are right; by default the first metric of the evaluation.
 
     Raises:
-        DataError: a file cannot be read, or the questions or the metrics are not the same.
+        DataError: a file cannot be read, or the two files have different questions or metrics.
 
     Examples:
         >>> print(compare("runs/a/evaluation-test/predictions.jsonl", "runs/b/evaluation-test/predictions.jsonl"))
@@ -295,13 +299,13 @@ def compare(
 
 
 def generate(**options: Unpack[GenerateKeywords]) -> GenerationResult:
-    """Let a model solve the questions of a file, and keep the responses that are right: ``stepjepa generate``.
+    """Let a model answer the questions in a file, and keep the responses that are right: ``stepjepa generate``.
 
     Args:
-        options: those of ``stepjepa generate`` by name.
+        options: the options of ``stepjepa generate`` by name.
 
     Raises:
-        StepJepaError: an option, a model or data that cannot be used; finished responses are kept, and the same call
+        StepJepaError: an option, the model or the data cannot be used; finished responses are kept, and the same call
             resumes.
 
     Examples:
@@ -316,10 +320,12 @@ def generate(**options: Unpack[GenerateKeywords]) -> GenerationResult:
 
 
 def doctor(**options: Unpack[DoctorKeywords]) -> Diagnosis:
-    """Test exactness, speed and memory of a step for every attention and dtype on this machine: ``stepjepa doctor``.
+    """Measure the exactness, speed and memory of a training step on this machine: ``stepjepa doctor``.
+
+    It tries every combination of attention implementation and dtype.
 
     Args:
-        options: those of ``stepjepa doctor`` by name.
+        options: the options of ``stepjepa doctor`` by name.
 
     Raises:
         ConfigError, DataError: the model or the data cannot be used.
@@ -336,13 +342,13 @@ def doctor(**options: Unpack[DoctorKeywords]) -> Diagnosis:
 
 
 def analyze(**options: Unpack[AnalyzeKeywords]) -> AnalysisResult:
-    """Measure where source and target views are in models: ``stepjepa analyze``.
+    """Measure the geometry of source and target views in models: ``stepjepa analyze``.
 
     Args:
-        options: those of ``stepjepa analyze`` by name.
+        options: the options of ``stepjepa analyze`` by name.
 
     Raises:
-        StepJepaError: an option, a model or data that cannot be used; the files of an earlier analysis stay unchanged.
+        StepJepaError: an option, a model or the data cannot be used; the files of an earlier analysis are left unchanged.
 
     Examples:
         >>> print(analyze(file="test.jsonl", models=["runs/regular", "runs/step"], objective="step_jepa"))
@@ -355,7 +361,7 @@ def analyze(**options: Unpack[AnalyzeKeywords]) -> AnalysisResult:
     checked = checked_options(AnalyzeOptions, options)
     from stepjepa.analysis.run import analyze as run
 
-    # The names in `options` are those that the user has set; the others follow the training of each model.
+    # `options` has only what the user has set; all other options follow the training of each model.
     with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
         return run(checked, options)
 
@@ -364,11 +370,11 @@ def prepare(data: object = None, **options: Unpack[PrepareKeywords]) -> PrepareR
     """Turn raw questions and answers into chat rows with steps: ``stepjepa prepare``.
 
     Args:
-        data: the rows, as a file, a Hub data set's name, a `datasets.Dataset` or a list of rows.
-        options: those of ``stepjepa prepare`` by name.
+        data: a file, the name of a data set on the Hub, a `datasets.Dataset`, or a list of rows.
+        options: the options of ``stepjepa prepare`` by name.
 
     Raises:
-        ConfigError: an option that cannot be used, or output files that exist.
+        ConfigError: an option cannot be used, or an output file already exists.
         DataError: the data cannot be read, or no row can be kept.
 
     Examples:
@@ -383,15 +389,15 @@ def prepare(data: object = None, **options: Unpack[PrepareKeywords]) -> PrepareR
 def study(
     file: str | os.PathLike[str] | None = None, **options: Unpack[StudyKeywords]
 ) -> StudyResult:
-    """Train and compare the arms of a study over paired seeds, or resume it: ``stepjepa study``.
+    """Train and compare the arms of a study over paired seeds, or resume a study: ``stepjepa study``.
 
     Args:
         file: a study's YAML file, or the name of a recipe.
-        options: those of ``stepjepa study`` by name.
+        options: the options of ``stepjepa study`` by name.
 
     Raises:
-        ConfigError, DataError: before anything is trained.
-        RunError: the disk or the memory is full.
+        ConfigError, DataError: the study cannot be used; no run was started.
+        RunError: the disk is full, or memory ran out.
 
     Examples:
         >>> print(study("study.yaml", jobs=2))
@@ -406,13 +412,13 @@ def study(
 
 
 def demo(**options: Unpack[DemoKeywords]) -> DemoResult:
-    """Train a small model with and without the JEPA objective on built-in data, and compare: ``stepjepa demo``.
+    """Train a small model with and without the JEPA objective on built-in data, and compare the two: ``stepjepa demo``.
 
     Args:
-        options: those of ``stepjepa demo`` by name.
+        options: the options of ``stepjepa demo`` by name.
 
     Raises:
-        ConfigError: the folder has other contents.
+        ConfigError: the folder contains something other than a study.
         StepJepaError: an arm failed.
 
     Examples:
@@ -425,7 +431,7 @@ def demo(**options: Unpack[DemoKeywords]) -> DemoResult:
     from stepjepa.study.run import demo as run
 
     result = run(checked)
-    # A study does not import the report, which reads studies; so the page is added here.
+    # The page is added here because the report package imports the study package, which must not import it back.
     page = report(folders=[checked.output_dir], overwrite=True)
     result.answer, result.page = page.answer, page.path
     return result

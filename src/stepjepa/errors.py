@@ -1,6 +1,6 @@
-"""Errors that the user can fix, and the translation of full disks, lack of memory and missing libraries into them.
+"""Errors that the user can fix, and the conversion of full disks, lack of memory and missing libraries into such errors.
 
-The command line prints nothing but their message, so it says what is wrong, where (file, line, row, flag), and what to do.
+The command line prints only the message, which says what is wrong, where (file, line, row, flag), and what to do.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ Result = TypeVar("Result")
 
 
 class StepJepaError(Exception):
-    """Base of all errors with a cause in the user's data, options or files."""
+    """Base class of all errors that the user can fix."""
 
     status = 2  # exit status of the command
 
 
 class DataError(StepJepaError):
-    """The data cannot be read or used as it is."""
+    """The data cannot be read or used."""
 
 
 def no_rows(name: str) -> DataError:
-    """The error for a file or data set without a row."""
+    """The error for a file or data set without rows."""
     return DataError(f"{name}: the file or data set is empty; it needs at least one row")
 
 
@@ -35,7 +35,7 @@ class RowError(DataError):
     """A row that cannot be used. `reason` is a short key for counting."""
 
     def __init__(self, reason: str, message: str):
-        # Pickling, as between processes, calls the constructor with the arguments of the base class.
+        # Unpickling, as in another process, calls the constructor with the arguments of the base class.
         super().__init__(reason, message)
         self.reason = reason
 
@@ -48,13 +48,13 @@ class ConfigError(StepJepaError):
 
 
 class RunError(StepJepaError):
-    """A failure with good options and data: a loss that is not finite, the network, a full disk, too little memory."""
+    """A failure with valid options and data: a loss that is not finite, the network, a full disk, too little memory."""
 
     status = 1
 
 
 def said(error: BaseException, lines: int | None = None) -> str:
-    """The first `lines` of an error's message (None for all), folded into one; its type if the message is empty."""
+    """The first `lines` lines of an error's message (None for all), joined into one; its type if the message is empty."""
     return (
         " ".join(" ".join(str(error).strip().splitlines()[:lines]).split()) or type(error).__name__
     )
@@ -68,11 +68,10 @@ def attempted(call: Callable[..., Result], *arguments: object) -> Result | RowEr
         return error
 
 
-# Failures of the system
+# System failures
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# safetensors and tokenizers put the error number of the system into their messages; torch.save only says that its writer
-# failed.
+# safetensors and tokenizers put the system's error number into their messages; torch.save only says that its writer failed.
 _FULL_TEXTS = (
     *(f"os error {number}" for number in _FULL),
     "PytorchStreamWriter failed writing",
@@ -126,7 +125,7 @@ def explaining(lower: str, then: str) -> Iterator[None]:
     """Within this context, a full disk and a lack of memory raise a `RunError` of one line.
 
     Args:
-        lower: the option to lower for less memory.
+        lower: the option to lower so that less memory is used.
         then: how to resume the command afterwards.
     """
     try:
@@ -141,8 +140,8 @@ def explaining(lower: str, then: str) -> Iterator[None]:
 
 
 def _allocation(error: Exception) -> str:
-    """Description of the failed allocation."""
-    # The text of an OSError would also name a file.
+    """Describe the failed allocation."""
+    # `str` of an OSError would also name a file.
     if isinstance(error, OSError):
         return str(error.strerror)
     return said(error, lines=1)[:200] if str(error).strip() else "an allocation failed"
@@ -150,11 +149,7 @@ def _allocation(error: Exception) -> str:
 
 @contextmanager
 def saying_out_of_memory(message: str) -> Iterator[None]:
-    """Within this context, a lack of memory raises an error with this message.
-
-    Raises:
-        ConfigError: see above.
-    """
+    """Within this context, a lack of memory raises a `ConfigError` with this message."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
@@ -164,10 +159,10 @@ def saying_out_of_memory(message: str) -> Iterator[None]:
 
 
 def library(name: str, extra: str) -> ModuleType:
-    """The module `name`, which only some commands need and which comes with ``pip install 'stepjepa[extra]'``.
+    """Import an optional module, which ``pip install 'stepjepa[extra]'`` installs.
 
     Raises:
-        ConfigError: it, or a module that it imports, is not installed.
+        ConfigError: the module, or one that it imports, is not installed.
     """
     try:
         return importlib.import_module(name)

@@ -5,15 +5,14 @@
     model = parts.attach(model, encoder)                   # before DDP, FSDP or an optimizer gets the model
     collate = parts.Collator(encoder, model)
     window = [collate(encoder(data, epoch)[:8])]           # the micro-batches of one optimizer step
-    counts = parts.counts(encoder, window)                 # summed over the processes, where there are several
+    counts = parts.counts(encoder, window)                 # to be summed over the processes, if there are several
     for batch in window:
         output = parts.forward(model, batch, step)         # a `ForestOutput`, computed in the model's (wrapped) forward
         parts.loss(output, encoder.lbd(step, steps), counts).backward()
     optimizer.step()
 
-Like `stepjepa.api`, this module is above the training package, and the Trainer does not import it: what a step of the
-Trainer and a step of a loop share (set-up, collator, counts, loss, target encoder) is in functions of that package, which
-both call.
+Like `stepjepa.api`, this module is a layer above the training package, and the Trainer does not import it. What the Trainer
+and your own loop share (set-up, collator, counts, loss, target encoder) is implemented in that package, which both call.
 """
 
 from __future__ import annotations
@@ -68,12 +67,14 @@ __all__ = [
 ]
 
 _NAME = Names(LoopOptions)
-# Options that only a Trainer reads: its own, those of its output, and those of the order of examples. Accepted and ignored,
-# they would mislead, so the Encoder refuses them.
-ONLY_TRAINERS = {_NAME.loss_scale, _NAME.same_flop}
-for _topic in (TrainerOptions, OutputOptions, ReadingOptions, ReplayOptions):
-    ONLY_TRAINERS.update(options_of(_topic))
-# These two of the Trainer's topics are read by the Encoder as well.
+# Options that only the Trainer reads: its own, and those on its output and on the order of examples. The Encoder refuses
+# them, because ignoring them silently would mislead.
+ONLY_TRAINERS = {
+    _NAME.loss_scale,
+    _NAME.same_flop,
+    *options_of(TrainerOptions, OutputOptions, ReadingOptions, ReplayOptions),
+}
+# The Encoder reads these two as well.
 ONLY_TRAINERS -= {_NAME.seed, _NAME.dataset_num_proc}
 
 
@@ -82,16 +83,16 @@ class Encoder:
 
     Args:
         tokenizer: a fast tokenizer with a chat template.
-        model: the model to train. Without it, rows are not cut to its positions, and their token ids are not compared with
-            its vocabulary.
-        options: those of the method by name, as ``stepjepa train`` takes them, and ``seed``.
+        model: the model to train. Without a model, rows are not cut to the model's positions, and their token ids are not
+            checked against its vocabulary.
+        options: the options of the method by name, as for ``stepjepa train``, and ``seed``.
 
     Attributes:
         options: the checked options.
-        report: the data report of the last `read`, with the skipped rows and the reasons; None before.
+        report: the data report of the last `read`, with the skipped rows and the reasons; None before the first one.
 
     Raises:
-        ConfigError: an unknown option, one that only the Trainer reads, or a value that cannot be used.
+        ConfigError: an option is unknown or read only by the Trainer, or a value cannot be used.
     """
 
     def __init__(
@@ -100,15 +101,15 @@ class Encoder:
         model: PreTrainedModel | PeftModel | None = None,
         **options: Unpack[EncoderKeywords],
     ):
-        # By our names, so that another spelling of such an option is refused, too.
+        # Converted to our names first, so that other spellings of such an option are refused, too.
         for name in by_our_names(options, LoopOptions):
             if name in ONLY_TRAINERS:
                 raise ConfigError(
-                    f"{name} is for JEPATrainer, and your own loop decides it; leave it out"
+                    f"{name} is for JEPATrainer only; leave it out, because your own loop decides it"
                 )
         self.options = checked_options(LoopOptions, options)
         self.tokenizer = chat_tokenizer(tokenizer, self.options)
-        # Padding is masked by its place, so any id will do.
+        # Padding is masked by position, so any id will do.
         self.pad_id = self.tokenizer.pad_token_id or 0
         self.positions = None if model is None else max_positions(causal_lm(model))
         self.vocabulary = None if model is None else vocabulary_size(causal_lm(model))
@@ -119,7 +120,7 @@ class Encoder:
 
         Args:
             rows: a data set as for `JEPATrainer`: a path, a list of rows (``{"messages": [...]}``), a `datasets.Dataset`,
-                the name of a Hub data set.
+                or the name of a data set on the Hub.
 
         Raises:
             DataError: no row can be trained on, or no row has a pair for a JEPA objective.
@@ -136,11 +137,11 @@ class Encoder:
         """The examples of an epoch in the order of the rows.
 
         Args:
-            rows: as for `read`, or its result.
-            epoch: from 0; it seeds what an objective samples, such as pairs, and which examples train without their pairs.
+            rows: as for `read`, or the result of `read`.
+            epoch: from 0; seeds what an objective samples, such as pairs, and which examples train without their pairs.
 
         Raises:
-            DataError: as `read`.
+            DataError: see `read`.
         """
         data = rows if isinstance(rows, DrawnExamples) else self.read(rows)
         return [data[Draw(epoch, row)] for row in range(len(data))]
@@ -155,29 +156,27 @@ class Collator:
 
     Args:
         encoder: the encoder of the examples.
-        model: with the encoder attached; already sharded if FSDP shards it. The ids of predictor tokens follow its
-            vocabulary, its attention decides the layout, and the trial of `attach` decides the forward.
+        model: the model with the encoder attached, already sharded if FSDP shards it. The ids of predictor tokens follow
+            its vocabulary, its attention decides the layout, and what `attach` tried out decides the forward.
 
     Raises:
-        ConfigError: the model has no encoder attached, or a different one.
+        ConfigError: no encoder is attached to the model, or a different one.
     """
 
     def __init__(self, encoder: Encoder, model: nn.Module):
         inner = causal_lm(extract_model_from_parallel(model))
         setup = setup_of(inner)
         if setup.objective.options != encoder.options:
-            raise ConfigError(
-                "the model was attached with another Encoder: attach it with this one"
-            )
+            raise ConfigError("another Encoder is attached to the model; call attach with this one")
         attention = text_config(inner.config)._attn_implementation
         device = embedding_rows(inner).device.type
         collator: Any = make_collator(setup, encoder.options, encoder.pad_id, attention, device)
-        # Under FSDP every forward gathers weights from all processes. One that skipped a pass, because its batch has no
-        # pairs, would leave the others waiting.
+        # Under FSDP every forward gathers weights from all processes. A process that skipped a pass, because its batch has
+        # no pairs, would leave the others waiting.
         self._collator = replace(collator, every_pass=any(map(is_sharded, inner.parameters())))
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
-        """Make the batch of some examples, on the CPU; `Batch.to` moves it."""
+        """Collate examples into a batch on the CPU; `Batch.to` moves it."""
         return self._collator(examples)  # type: ignore[no-any-return]
 
 
@@ -186,27 +185,27 @@ def attach(
 ) -> PreTrainedModel | PeftModel:
     """Prepare a model for batches: `JEPATrainer` documents what this adds and what stays unchanged.
 
-    Call it before DDP, FSDP or an optimizer gets the model. An earlier attachment is removed.
+    Call this before DDP, FSDP or an optimizer gets the model. An earlier attachment is removed.
 
     Args:
         model: a causal LM, or a PEFT model of one.
-        encoder: the encoder with the options of the training.
-        peft_config: for an adapter on the model; the result is then PEFT's model around the same frozen weights.
+        encoder: the encoder with the options of the training run.
+        peft_config: adds an adapter to the model; the result is then a PEFT model around the same, frozen weights.
 
     Returns:
-        The model to train; with `peft_config` a new one.
+        The model to train; with `peft_config` a new object.
 
     Raises:
         ConfigError: the model cannot compute the objective, or does not fit the tokenizer.
     """
     inner = causal_lm(model)
     check_vocabulary(encoder.tokenizer, vocabulary_size(inner), "the model")
-    # The encoder has cut the rows already, so its limit must be this model's.
+    # The encoder has already cut the rows, so its limit must match this model's.
     positions = max_positions(inner)
     if positions != encoder.positions:
         raise ConfigError(
-            f"the model has {positions or 'no'} learned positions, and the rows were not cut to them: make the Encoder "
-            "with this model, as Encoder(tokenizer, model, ...)"
+            f"the model has {positions or 'no'} learned positions, and the Encoder was made for "
+            f"{encoder.positions or 'none'}: make it with this model, as in Encoder(tokenizer, model, ...)"
         )
     options, device = encoder.options, embedding_rows(inner).device.type
     attached, _ = set_up_model(model, options, options.seed, device, peft_config, encoder.tokenizer)
@@ -214,11 +213,11 @@ def attach(
 
 
 def detach(model: nn.Module) -> nn.Module:
-    """Remove from a model what `attach` has added, and a wrapper of DDP or `torch.compile`.
+    """Remove what `attach` added to a model, and a DDP or `torch.compile` wrapper.
 
     Returns:
         The plain model with the trained weights: its forward, attention, configuration, state dict and trainable parameters
-        are as before. A PEFT model stays one.
+        are as before. A PEFT model remains a PEFT model.
     """
     plain = extract_model_from_parallel(model)
     detach_setup(plain)
@@ -229,27 +228,27 @@ def forward(model: nn.Module, batch: Batch, step: int = 0) -> ForestOutput:
     """Compute all sums of the loss and the states of both views inside the model's (wrapped) forward.
 
     Args:
-        model: with an encoder attached; it may be wrapped, as by DDP.
-        batch: on the model's device.
+        model: a model with an encoder attached; it may be wrapped, as by DDP.
+        batch: a batch on the model's device.
         step: optimizer step, from 0; it seeds the random parts of the loss.
 
     Raises:
-        ConfigError: the model has no encoder attached.
+        ConfigError: no encoder is attached to the model.
     """
     plain = extract_model_from_parallel(model)
     objective = setup_of(plain).objective
-    # At the first step and not in `attach`, because the copy must be of weights that FSDP has sharded by then.
+    # At the first step rather than in `attach`: the copy must be of sharded weights, and FSDP shards them after `attach`.
     if objective.makes_pairs and target_encoder(causal_lm(plain)) is None:
         begin_targets(plain, objective.options.target_encoder)
-    # Only the call of the wrapped model starts the wrapper's synchronisation of gradients.
+    # DDP and FSDP synchronise gradients only if the wrapper itself is called.
     return model(batch=batch, step=step)  # type: ignore[no-any-return]
 
 
 def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
-    """The divisors of the parts of the loss, () float64 by name: the labels and pairs in the micro-batches of one optimizer
-    step of this process, on their device.
+    """The divisors of the parts of the loss, () float64 by name: the numbers of labels and pairs in this process's
+    micro-batches of one optimizer step, on the device of the batches.
 
-    With several processes, sum them with ``torch.distributed.all_reduce`` of each or ``accelerator.reduce`` of all before
+    With several processes, sum them (``torch.distributed.all_reduce`` for each, or ``accelerator.reduce`` for all) before
     the first `loss` of the step.
     """
     return window_counts(objective_of(encoder.options), batches, batches[0].label_ids.device)
@@ -258,14 +257,15 @@ def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor
 def loss(
     output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the optimizer step: () with its graph.
+    """``gamma * LM + lbd * JEPA`` of one micro-batch, scaled for the optimizer step: () with its graph.
 
-    DDP and FSDP average gradients over the processes: if `counts` are summed over them, multiply the loss by their number.
+    DDP and FSDP average gradients over the processes: if `counts` are sums over the processes, multiply the loss by the
+    number of processes.
 
     Args:
-        output: of `forward`.
+        output: the result of `forward`.
         lbd: lambda of this step, see `Encoder.lbd`; gamma is an option of the encoder.
-        counts: see `counts`; None for the counts of this batch alone.
+        counts: the result of `counts`; None for the counts of this batch only.
     """
     # A mean over one batch, as in an evaluation or without gradient accumulation.
     if counts is None:
@@ -275,10 +275,10 @@ def loss(
 
 
 def move_target_encoder(model: nn.Module, done: float) -> None:
-    """Update the EMA target encoder; call it after every optimizer step. Without such an encoder it does nothing.
+    """Update the EMA target encoder, if there is one; call this after every optimizer step.
 
     Args:
-        done: the finished share of the training, in [0, 1].
+        done: the fraction of training that is finished, in [0, 1].
     """
     plain = extract_model_from_parallel(model)
     move_targets(plain, setup_of(plain).objective.options, done)

@@ -165,7 +165,7 @@ DATA = [
     ("prepare rwa.jsonl --output_file out.jsonl", "rwa.jsonl: no such file; did you mean raw.jsonl?"),
     ("prepare raw.jsonl --output_file mine.jsonl", "mine.jsonl exists already; --overwrite replaces it"),
     ("prepare raw.jsonl --resume", "--resume: an interrupted run cannot be resumed"),
-    ("inspect views.jsonl --row 5", "has 3 rows, counted from 0"),
+    ("inspect views.jsonl --row 5", "has only 3 rows, counted from 0"),
     ("inspect views.jsonl --row -1", "row is -1; it must be at least 0"),
     ("inspect views.jsonl --row 2", "line 3: 'messages' is not a non-empty list"),
     ("inspect views.jsonl --max_length 5", "line 1: the prompt has"),

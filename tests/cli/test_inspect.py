@@ -57,9 +57,9 @@ DRAWN = [
     (f"{COLUMN} --row 1", f"without a pair {PLAIN}no text in the column of the target views (first: "),
     ("--step_jepa --row 1", "trunk: step 1|Three.", f"{PLAIN}the answer has fewer than two steps", "pairs: none"),
     ("--step_jepa --max_length 14", f"{PLAIN}the views were cut at max_length", "1 answer cut at max_length"),
-    ("--step_jepa --forward two_pass", "in training every segment is a separate row"),
+    ("--step_jepa --forward two_pass", "in training, every segment is a separate row"),
     ("--step_jepa --forward inline", "(isolated in place)"),
-    ("--target_encoder ema", "target_encoder ema encodes them in a pass of their own"),
+    ("--target_encoder ema", "target_encoder ema encodes them in a separate pass"),
     ("--objective semantic_tube --tube_times 2", "2 pairs, sampled for epoch 0 with seed 42"),
     ("--objective next_latent", "pair 1 state: ", "next state: "),
     ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
@@ -114,7 +114,7 @@ def test_a_page_and_a_picture(inspect, tmp_path):
     before = page.read_bytes()
     for name, file in (("html", page), ("png", png)):
         err = inspect("--step_jepa", f"--{name}", file, status=2)
-        assert f"{file}: exists; choose another name, or --overwrite" in err
+        assert f"{file}: the file exists; choose another name, or give --overwrite" in err
     assert page.read_bytes() == before
     inspect("--step_jepa --overwrite --html", page)
     assert page.read_bytes() == before  # the same row is the same page

@@ -71,7 +71,7 @@ def test_a_flag_sets_its_field(words, name, value):
         ("--color bleu", "--color: expected one of red, blue, got 'bleu'; did you mean 'blue'?"),
         ("--layers", "--layers: expected a list (a whole number each), got no value"),
         ("--no_shuffle=true", "--no_shuffle takes no value, got 'true'"),
-        ("--train_file my data", "unexpected argument 'data' after '--train_file my'; quote a value that has spaces in it"),
+        ("--train_file my data", "unexpected argument 'data' after '--train_file my'; quote a value that contains spaces"),
         ("--predictors 3 -lbd 1", "unexpected argument '-lbd' after '--predictors 3'; did you mean --lbd?"),
         ("--lb 1", "unknown flag --lb; did you mean --lbd?"),
         ("--no_shufle", "unknown flag --no_shufle; did you mean --no_shuffle?"),
@@ -88,7 +88,7 @@ def test_what_does_not_fit(words, text):
 
 def test_free_words_and_fields_that_cannot_be_set():
     with pytest.raises(ConfigError, match="unexpected argument 'train.jsonl': options are written --name value$"):
-        StrictParser(Options).values(["train.jsonl"])
+        StrictParser((Options,)).values(["train.jsonl"])
     assert message("--kwargs", "{'a': 1}").startswith("--kwargs: expected a JSON object, got \"{'a': 1}\" (Expecting")
     text = message("--derived", "1")
     assert text == "unknown flag --derived; --help lists the options"
@@ -107,10 +107,10 @@ def test_free_words_and_fields_that_cannot_be_set():
 )
 def test_where_free_words_may_stand(name, words, expected):
     kind = CheckOptions if name == "file" else ReportOptions
-    assert StrictParser(kind, aliases=published(kind), positional=[name]).values(words.split()) == expected
+    assert StrictParser((kind,), aliases=published(kind), positional=[name]).values(words.split()) == expected
 
 
 def test_a_list_may_be_given_in_turns():
     """The last flag alone would silently drop what came before."""
-    values = StrictParser(Options).values("--layers 1 2 --lora true --layers 3 --modules=a --modules b c".split())
+    values = StrictParser((Options,)).values("--layers 1 2 --lora true --layers 3 --modules=a --modules b c".split())
     assert values["layers"] == [1, 2, 3] and values["modules"] == ["a", "b", "c"]

@@ -250,7 +250,7 @@ def test_values_that_left_are_answered_with_what_replaces_them_as_a_flag_and_fro
         for value, instead in GONE[option].items():
             given = [value] if options_of(kind)[option].many else value
             for way in (
-                lambda kind=kind, option=option, value=value: StrictParser(kind).values([f"--{option}", value]),
+                lambda kind=kind, option=option, value=value: StrictParser((kind,)).values([f"--{option}", value]),
                 lambda kind=kind, option=option, given=given: check_fields(kind(**{option: given}), kind),
             ):
                 with pytest.raises(ConfigError) as caught:

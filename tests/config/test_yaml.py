@@ -29,7 +29,7 @@ def write(tmp_path, monkeypatch):
 
 
 def parse(*argv: str) -> Options:
-    return build((Options,), StrictParser(Options).values(argv))[0]
+    return build((Options,), StrictParser((Options,)).values(argv))[0]
 
 
 def parse_both(*argv: str) -> tuple[Options, Trainer]:
@@ -113,7 +113,7 @@ def test_a_file_that_cannot_be_used(text, expected, write):
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "{}\n", "\ufeff", "null\n"])
 def test_an_empty_file_sets_nothing(text, write):
-    assert StrictParser(Options).values(["--config", write(text)]) == {}
+    assert StrictParser((Options,)).values(["--config", write(text)]) == {}
 
 
 def test_a_missing_file(tmp_path, monkeypatch):
@@ -196,7 +196,7 @@ ARGUMENTS = """--batch_size 3 --learning-rate 1e-5 --lr_scheduler_type cosine --
 def test_training_arguments(tmp_path):
     from stepjepa.training.config import JEPAConfig
 
-    parser = StrictParser(JEPAConfig, aliases={"batch_size": "per_device_train_batch_size"})
+    parser = StrictParser((JEPAConfig,), aliases={"batch_size": "per_device_train_batch_size"})
     (args,) = build((JEPAConfig,), parser.values(["--output_dir", str(tmp_path / "run"), *ARGUMENTS.split()]))
     assert (args.per_device_train_batch_size, args.learning_rate, args.save_strategy) == (3, 1e-5, "no")
     assert args.lr_scheduler_type.value == "cosine" and args.report_to == [] and args.label_names == ["a", "b"]

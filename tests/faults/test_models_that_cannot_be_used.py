@@ -18,6 +18,7 @@ from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
 from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
 from stepjepa.study.score import score_model
+from stepjepa.study.spec import Scoring
 from support.answers import TEST
 from support.models import tiny_model
 from support.rows import step_rows, write
@@ -118,7 +119,7 @@ def test_a_model_with_nan_or_infinity_is_refused(model, command, models, tmp_pat
 def test_a_study_and_a_head_that_broke_are_refused(models, tmp_path):
     folder, _ = models
     with pytest.raises(ConfigError, match="holds NaN or infinity"):
-        score_model(folder / "broken", RowSource(TEST[:2]), {"gsm8k": {}}, max_new_tokens=2)
+        score_model(folder / "broken", RowSource(TEST[:2]), {"gsm8k": {}}, Scoring(max_new_tokens=2), {})
     plain = load_model(str(folder / "good"), load_tokenizer(str(folder / "good")))
     weights = PredictorHead("linear", plain.config.hidden_size, 0).state_dict()
     head = {f"head.{name}": value for name, value in weights.items()}

@@ -53,10 +53,10 @@ VERDICTS = [
     ([LINES] + [BLANK] * 3, "ready for step_jepa: 3 of 4 rows have two or more steps; the other 1"),
     (
         [BLANK, *["one"] * 10],
-        "not for step_jepa: only 1 of 11 rows have two steps (found by --step_splitter separator); name "
+        "not for step_jepa: only 1 of 11 rows have two or more steps (found by --step_splitter separator); name "
         "another --step_splitter or --step_separator, or train with --objective llm_jepa, which needs no steps",
     ),
-    (["one"], "not for step_jepa: only 0 of 1 rows have two steps"),
+    (["one"], "not for step_jepa: only 0 of 1 rows have two or more steps"),
 ]
 
 
@@ -142,7 +142,7 @@ HELD_OUT = [{"question": "QUESTION 2 ", "answer": "x"}, {"question": "another", 
 CASES = [
     (
         *("one_step", rows("one", "two", "three", STEPS), {}, (3, 4)),
-        ["3 of 4 rows (75.0 %) have one step (found by --step_splitter separator)", "name another --step_splitter"],
+        ["3 of 4 rows (75.0 %) have fewer than two steps (found by --step_splitter", "name another --step_splitter"],
     ),
     ("one_step", rows(STEPS), {"separator": "XX"}, (1, 1), ["or --step_separator"]),
     ("one_step", rows("one", "two", STEPS, STEPS), {}, None, []),
@@ -183,7 +183,7 @@ def test_no_warning_of_texts():
 def test_steps_that_rows_hold():
     source = [{"question": f"q {n}", "answer": STEPS, "steps": steps} for n, steps in enumerate(([], 5, ["no"]))]
     warned = found(source, splitter="auto")
-    assert "1 of 3 rows (33.3 %) hold steps that cannot be used: the steps" in warned["own_no_steps"].text
+    assert "1 of 3 rows (33.3 %) have steps that cannot be used: the steps" in warned["own_no_steps"].text
     assert "(first: list row 1: column 'steps' is not a list of texts)" in warned["own_no_steps"].text
     assert "are not in its answer (first: list row 2" in warned["own_steps_not_found"].text
 
@@ -278,7 +278,7 @@ def test_the_report_is_that_of_training():
 BARE = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"
 # warning, rows, options, words of its text
 TOKEN_CASES = [
-    ("no_pairs", [ROWS[1]], {}, "no example of 1 has a pair for step_jepa"),
+    ("no_pairs", [ROWS[1]], {}, "no pair for step_jepa in 1 example"),
     ("no_end_of_turn", ROWS, {"tokenizer": words(BARE, eos_token=None)}, "nothing ends an answer"),
 ]
 

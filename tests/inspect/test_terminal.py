@@ -75,7 +75,7 @@ def test_a_drawing_in_full():
         '  pair 1  source ends at 2 "b", read at 7 "<|predictor_2|>"',
         '          target 8-9 (on the trunk 3-4), read at 9 "d"',
         "",
-        "who sees whom (down: who looks, two a line; across: who is seen)",
+        "who sees whom (down: who looks, two per line; across: who is seen)",
         "          .asooapptt",
         "     0 .a █▄",
         "     2 so ███▄",

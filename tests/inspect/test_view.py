@@ -32,7 +32,7 @@ def test_it_says_and_writes_what_the_command_does(file, tmp_path, capsys):
     assert main([*command, "--html", str(tmp_path / "command.html")]) == 0
     view.save(tmp_path / "view.html")
     assert (tmp_path / "view.html").read_bytes() == (tmp_path / "command.html").read_bytes()
-    with pytest.raises(ConfigError, match="exists; choose another name, or --overwrite"):
+    with pytest.raises(ConfigError, match="exists; choose another name, or give --overwrite"):
         view.save(tmp_path / "view.html")
     view.save(tmp_path / "view.html", overwrite=True)
     with pytest.raises(ConfigError, match="must end in .html or .htm or .png"):

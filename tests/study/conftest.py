@@ -13,6 +13,7 @@ from stepjepa.study import stages
 from stepjepa.study.folder import StudyRunFolder, write_record
 from stepjepa.study.reading import read_study
 from stepjepa.study.run import run_study
+from stepjepa.study.spec import StudyOptions
 from stepjepa.study.stages import StageFailed
 from stepjepa.study.tree import parse_tree, set_value
 from stepjepa.training.run_folder import BROKEN
@@ -106,7 +107,8 @@ def carry_out(make_study, player):
 
     def carry_out(*overrides, overwrite=False, kept=None, **options):
         said: list[str] = []
-        outcome = run_study(make_study(*overrides, **options), said.append, overwrite, kept)
+        asked = StudyOptions(overwrite_output_dir=overwrite, records=kept)
+        outcome = run_study(make_study(*overrides, **options), asked, said.append)
         outcome.said = said
         return outcome
 

@@ -11,6 +11,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.reading import read_study
 from stepjepa.study.score import GEOMETRY, score_model
+from stepjepa.study.spec import Scoring
 from stepjepa.study.tree import parse_tree
 from support.rows import step_rows, write
 
@@ -35,7 +36,7 @@ def test_the_numbers_are_those_of_the_states(model, monkeypatch):
         geometry, "measure_states", lambda *views, **how: measured.append(views) or measure(*views, **how)
     )
     wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
-    found = score_model(model, RowSource(model / "test.jsonl"), wanted, max_new_tokens=2).values
+    found = score_model(model, RowSource(model / "test.jsonl"), wanted, Scoring(max_new_tokens=2), {}).values
     assert list(found) == list(wanted) and all(np.isfinite(value) for value in found.values())
     ((source, target),) = measured
     numbers = measure(source, target)  # themselves compared with NumPy; here: the views, the rows, the unit
@@ -53,7 +54,7 @@ def test_the_numbers_are_those_of_the_states(model, monkeypatch):
 def test_too_few_pairs_for_a_map_give_no_number(model, rows, none):
     """Below ten pairs there is no map; one through every row has no fitted error."""
     metrics = dict.fromkeys(("map_r2", "map_fitted_error", "retrieval_mrr"), {"objective": "llm_jepa"})
-    found = score_model(model, RowSource(model / "test.jsonl"), metrics, max_examples=rows).values
+    found = score_model(model, RowSource(model / "test.jsonl"), metrics, Scoring(max_examples=rows), {}).values
     assert {name for name, value in found.items() if value is None} == none and 0 < found["retrieval_mrr"] <= 1
 
 
@@ -66,7 +67,7 @@ def study_with(metrics):
 @pytest.mark.parametrize(
     ("metric", "message"),
     [
-        ("target_rank", "name the views that it compares"),
+        ("target_rank", "name the views that the metric compares"),
         ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown key 'step_spliter'; did you mean"),
         ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
         ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),

@@ -77,7 +77,7 @@ def test_processes_end_with_a_study_that_is_killed():
 def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
     run = StudyRunFolder(tmp_path)
     said = carry_out(str(tmp_path), ["test"], {})
-    for word in ("exit status 2", "score.log", "stepjepa score: error:", "plan.json: there is no plan of a run"):
+    for word in ("exit status 2", "score.log", "stepjepa score: error:", "plan.json: the run has no plan"):
         assert word in said
     assert run.done("test") is None
 

@@ -15,7 +15,7 @@ from stepjepa.study import stages
 from stepjepa.study.reading import read_options, read_study
 from stepjepa.study.run import run_study
 from stepjepa.study.score import score_model
-from stepjepa.study.spec import StudyOptions
+from stepjepa.study.spec import Scoring, StudyOptions
 from stepjepa.study.tree import parse_tree, recipe_files
 from support.rows import lines as lines_of
 from support.runs import run_here
@@ -48,7 +48,7 @@ def results(tmp_path_factory):
     study = dataclasses.replace(read_study(parse_tree(STUDY, "study.yaml"), "study"), output_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "run_process", run_here)
-        outcome = run_study(study, lambda line: None)
+        outcome = run_study(study, StudyOptions(), lambda line: None)
     return folder, outcome, write_results(outcome)[1]
 
 
@@ -124,10 +124,10 @@ def test_a_model_scored_again_has_the_numbers_of_its_record(results):
     folder, _, _ = results
     model, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
     metrics = {"answer_nll": {}, "exact": {}, "prefix": {"reference_column": "ground_truth"}}
-    found = score_model(model, RowSource(test), metrics, batch_size=4, max_new_tokens=4).values
+    found = score_model(model, RowSource(test), metrics, Scoring(batch_size=4, max_new_tokens=4), {}).values
     assert list(found) == list(metrics) and found["exact"] == 0.0
     assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
-    few = score_model(model, RowSource(test), {"answer_nll": {}}, max_examples=2).values
+    few = score_model(model, RowSource(test), {"answer_nll": {}}, Scoring(max_examples=2), {}).values
     assert few["answer_nll"] != found["answer_nll"]
 
 
@@ -140,10 +140,9 @@ def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     overrides = "base.max_steps=1 seeds=[1] evaluate.max_new_tokens=2".split()
     overrides += [f"data.builtin.{rows}" for rows in ("train_rows=24", "select_rows=2", "test_rows=2")]
-    options = StudyOptions(
-        file=name, mini=True, overrides=overrides, jobs=1
-    )  # one at a time: all of them run in this process
-    outcome = run_study(read_options(options), lambda line: None)
+    # One at a time: all of them run in this process.
+    options = StudyOptions(file=name, mini=True, overrides=overrides, jobs=1)
+    outcome = run_study(read_options(options), options, lambda line: None)
     assert not outcome.failed and not [item.run.name for item in outcome.items if item.todo]
     write_results(outcome)
     assert (tmp_path / "runs" / f"{name}-mini" / "table.json").is_file()
@@ -156,7 +155,7 @@ def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
     file.write_text(text + "evaluate: {max_new_tokens: 4, batch_size: 4}\n")
     study = read_options(StudyOptions(str(file), output_dir=str(tmp_path / "out")))
     for _ in range(2):  # what diverged is done, and not tried once more
-        outcome = run_study(study, said.append)
+        outcome = run_study(study, StudyOptions(), said.append)
         assert not outcome.failed, said
     assert sum("diverged at step" in line and "not finite" in line for line in said) == 1
     assert any("the validation split chose learning_rate=0.005" in line for line in said)

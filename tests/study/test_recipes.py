@@ -14,13 +14,7 @@ from stepjepa.study.tree import open_study, parse_tree, recipe_files, recipe_lin
 
 PAPER_SEEDS = (82, 23, 37, 84, 4)
 OWN = (
-    "builtin",
-    "demo",
-    "demo_path_star",
-    "labels_or_jepa",
-    "planning",
-    "planning_grid",
-    "planning_terms",
+    *"builtin demo demo_path_star labels_or_jepa planning planning_grid planning_terms".split(),
     *(f"evidence_{n}" for n in ("nl_rx", "nl_rx_labels", "step_builtin", "step_gsm8k")),
 )
 TABLES = ("2", "3", "4", "5", "6", "8", "9_pretrain", "9_finetune", "10", "12", "13", "14", "15")

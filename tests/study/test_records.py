@@ -104,13 +104,13 @@ def test_listing_a_study_counts_its_records(carry_out, study_file, tmp_path):
 
 def test_files_that_cannot_take_records(carry_out, tmp_path):
     kept = tmp_path / "kept.jsonl"
-    with locked(Path(f"{kept}.lock")), pytest.raises(ConfigError, match="another stepjepa study writes to it"):
+    with locked(Path(f"{kept}.lock")), pytest.raises(ConfigError, match="another stepjepa study is writing to it"):
         carry_out(kept=str(kept))
     assert not kept.exists()
     write_results(carry_out())
     results = tmp_path / "out" / "results.jsonl"
     before = results.read_bytes()
-    with pytest.raises(ConfigError, match="results.jsonl: lies in .*, which the study writes; give a file elsewhere"):
+    with pytest.raises(ConfigError, match="results.jsonl: the file is in .*, which the study writes; give a file"):
         carry_out(kept=str(results), overwrite=True)
     assert results.read_bytes() == before
 

@@ -158,7 +158,7 @@ def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
     assert outcome.state.choice("", "step_jepa") is None and outcome.state.choice("", "regular") is not None
     assert not any("test" in what for name, what in player.calls if name.startswith("step_jepa"))
     said = missing_lines(outcome)
-    assert "step_jepa: nothing was chosen on the validation split" in said[-1] and "and shuffled not run" in said[-1]
+    assert "step_jepa: nothing was chosen on the validation split" in said[-1] and "shuffled was not run" in said[-1]
     player.fails = lambda name, stage: False
     assert not carry_out(TUNED, "controls=[shuffled]").failed
 

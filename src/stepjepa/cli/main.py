@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 
 from stepjepa import api
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import StrictParser, build
-from stepjepa.config.spellings import LEFT, PUBLISHED, published
+from stepjepa.config.parser import StrictParser
+from stepjepa.config.spellings import LEFT, PUBLISHED, checked_options, published
 from stepjepa.config.values import did_you_mean
-from stepjepa.errors import ConfigError, StepJepaError
+from stepjepa.errors import ConfigError, RunError, StepJepaError
 from stepjepa.utils.terminal import (
     ending,
     is_main_process,
@@ -47,9 +47,9 @@ class Command(NamedTuple):
         summary: a line for the list of commands.
         options: module and class of its options.
         help: usage, what it does, and an example, in paragraphs.
-        positional: from the names of all options, those that free words fill, in this order.
+        positional: returns, of the names of all options, those that positional words fill, in this order.
         required: whether all positional options must be given.
-        kept: what an interruption leaves, for commands that resume.
+        kept: what is kept when the command is interrupted, for commands that resume.
         record: converts the result to plain values for ``--json``.
     """
 
@@ -65,8 +65,8 @@ class Command(NamedTuple):
 COMMANDS: dict[str, Command] = {}
 
 
-# The functions below have no bodies: each holds a command's help text, and `run` does the work for all of them. Their order
-# is that of `stepjepa --help`.
+# The docstrings of the functions below are the commands' help texts; `run` does the work of all commands, and
+# `stepjepa --help` lists them in this order.
 def _command(summary: str, options: str, **attributes: Any) -> Callable[[Callable[[], None]], None]:
     """Add a command under the name of a function, whose docstring is its help."""
 
@@ -131,8 +131,8 @@ def prepare() -> None:
 def check() -> None:
     """stepjepa check FILE
 
-    Check roles, texts and steps of a data file, and list unusable rows and warnings. With --model_name also report what
-    a model will see of it: pairs, lengths, truncation.
+    Check the roles, texts and steps in a data file, and list unusable rows and warnings. With --model_name, also report
+    what a model will see of it: pairs, lengths, truncation.
 
     example: stepjepa check train.jsonl --model_name mini --step_jepa --eval_file test.jsonl
     """
@@ -147,14 +147,14 @@ def inspect() -> None:
     """stepjepa inspect FILE
 
     Show one row as the model sees it in training: tokens, views, predictors, and who sees whom. Training options
-    mean the same as for stepjepa train.
+    mean the same as in stepjepa train.
 
     example: stepjepa inspect train.jsonl --row 3 --step_jepa --step_pairs all --predictors 2
     """
 
 
 @_command(
-    "arms over paired seeds with controls, at equal examples and compute; a table",
+    "train and compare arms over paired seeds, with controls and at equal compute",
     "study.spec:StudyOptions",
     kept="completed stages are kept",
 )
@@ -162,30 +162,30 @@ def study() -> None:
     """stepjepa study FILE
 
     Train the arms of a study over paired seeds, with shuffled and random targets as controls, at equal examples and at
-    equal compute; choose hyper-parameters on the validation split, score the test split once, and
-    report which differences are statistically supported. If started again, a study resumes where it stopped.
+    equal compute; choose hyper-parameters on the validation split, score the test split once, and report which
+    differences are statistically supported. A study that is started again resumes where it stopped.
 
     example: stepjepa study study.yaml --jobs 2; docs/study.md describes the file
     """
 
 
 @_command(
-    "solutions from a stronger model, kept if the answer is right",
+    "let a model solve the questions in a file, and keep the right solutions",
     "generation.options:GenerateOptions",
     kept="completed work is kept",
 )
 def generate() -> None:
     """stepjepa generate FILE
 
-    Let a model solve the questions of a file, and keep the responses whose final answer is right. Unsolved
-    questions are retried, for up to --attempts tries in total.
+    Let a model solve the questions in a file, and keep the responses whose final answer is right. Unsolved
+    questions are asked again, up to --attempts times in total.
 
     example: stepjepa generate train.jsonl --model_name Qwen/Qwen2.5-7B-Instruct --output_file solved.jsonl
     """
 
 
 @_command(
-    "let a model answer the questions of a file, and score the answers",
+    "let a model answer the questions in a file, and score the answers",
     "evaluation.options:EvaluateOptions",
     positional=lambda option: (option.model_name, option.test_file),
     kept="completed work is kept",
@@ -194,7 +194,7 @@ def generate() -> None:
 def evaluate() -> None:
     """stepjepa evaluate RUN TEST_FILE
 
-    Let a model answer the questions of a file, and score the answers. If interrupted, the same command resumes.
+    Let a model answer the questions in a file, and score the answers. After an interruption, the same command resumes.
     With --analyze, analyze the predictions of one evaluation, or compare those of two.
 
     example: stepjepa evaluate runs/a test.jsonl --metric gsm8k; then stepjepa evaluate --analyze
@@ -203,14 +203,14 @@ def evaluate() -> None:
 
 
 @_command(
-    "geometry of source and target views in a model: numbers, figures, collapse",
+    "measure the geometry of source and target views: numbers, figures, collapse",
     "analysis.options:AnalyzeOptions",
 )
 def analyze() -> None:
     """stepjepa analyze FILE --models RUN_A RUN_B
 
     Compare the hidden states of source and target views in one or more models, as training reads them: matched against
-    shuffled pairs, retrieval and ranks by layer and step, and signs of collapse. Training options mean the same as for
+    shuffled pairs, retrieval and ranks by layer and step, and signs of collapse. Training options mean the same as in
     stepjepa train. docs/geometry.md explains the numbers.
 
     example: stepjepa analyze test.jsonl --models runs/regular runs/llm_jepa --objective llm_jepa
@@ -234,22 +234,22 @@ def export() -> None:
 
 
 @_command(
-    "what is exact on this machine, its speed and memory, and the flags to use",
+    "measure exactness, speed and memory on this machine, and suggest flags",
     "training.options:DoctorOptions",
     positional=lambda option: (),
 )
 def doctor() -> None:
     """stepjepa doctor
 
-    Show what this machine can do: versions and devices, the time and memory of a training step with every attention and
-    dtype, and the flags to use. Run it first, and add its output to bug reports. Nothing is kept.
+    Show what this machine can do: versions and devices, the time and memory of a training step with every attention
+    implementation and dtype, and the flags to use. Run it first, and add its output to bug reports. No files are kept.
 
     example: stepjepa doctor --model_name mini --data train.jsonl
     """
 
 
 @_command(
-    "one HTML page on runs or a study: settings, curves, accuracy, answers, figures, cost",
+    "write one HTML page on runs or a study: settings, curves, accuracy, answers, figures, cost",
     "report.run:ReportOptions",
     positional=lambda option: (option.folders,),
 )
@@ -264,7 +264,7 @@ def report() -> None:
     """
 
 
-# Names of other programs for our commands; too far from ours for a suggestion by letters.
+# Names that other programs have for our commands; they are too different for a suggestion by similarity.
 WORDS_FOR = {"sft": "train", "finetune": "train", "fine-tune": "train", "pretrain": "train"}
 
 QUIET = "--quiet"
@@ -284,17 +284,17 @@ _SYSTEM_TROUBLES = {
 
 
 def command() -> int:
-    """Run `main` as the whole process, with the garbage collector set for the million objects of torch and transformers."""
-    # With Python's threshold of 700, collections take a quarter of the time that these libraries need to start.
+    """Run `main` as the whole process, with the garbage collector tuned for torch's and transformers' million objects."""
+    # With Python's default threshold of 700, garbage collections take a quarter of the import time of these libraries.
     gc.set_threshold(100_000)
-    # Python's last collection would take a second to visit all modules.
+    # Without this, the collection at the exit would take a second to visit all modules.
     atexit.register(gc.freeze)
     return main()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 done, 1 a failed run or a problem of the system, 2 the user's mistake,
-    130 interrupted, 141 if the reader of standard output has closed it."""
+    """Run a command and return the exit status: 0 for success, 1 for a failed run or a problem of the system, 2 for a user
+    mistake, 130 after an interruption, 141 if the reader of standard output has closed it."""
     argv = list(sys.argv[1:] if argv is None else argv)
     status = 0
     try:
@@ -306,13 +306,12 @@ def main(argv: list[str] | None = None) -> int:
         trouble = stdout_trouble()
         if trouble is not None:
             return _cannot_print(trouble, argv)
-        # Another pipe, such as a data worker's, is a failure.
+        # A broken pipe elsewhere, such as a data worker's, is a failure.
         if isinstance(error, BrokenPipeError):
             raise
-        return tell(
-            StepJepaError(_reason(error)), _name(argv), 1 if error.errno in _SYSTEM_TROUBLES else 2
-        )
-    # Flushes standard output while its errors can still be handled; Python's own flush at exit would print a traceback.
+        kind = RunError if error.errno in _SYSTEM_TROUBLES else StepJepaError
+        return tell(kind(_reason(error)), _name(argv))
+    # Flush standard output while its errors can still be handled; Python's flush at the exit would print a traceback.
     trouble = stdout_trouble()
     return status if status or trouble is None else _cannot_print(trouble, argv)
 
@@ -323,18 +322,18 @@ def _reason(error: OSError) -> str:
 
 
 def _cannot_print(trouble: str, argv: list[str]) -> int:
-    """Report a problem with standard output, unless its reader has gone, as in ``stepjepa ... | head``; the exit status."""
+    """The exit status after a problem with standard output, which is printed unless the reader has gone (``| head``)."""
     if trouble:
         print_error(f"{_name(argv)}: error: {trouble}")
         return 1
-    # As a shell counts a process that SIGPIPE ended: 128 + 13.
+    # The status that shells report for a process that SIGPIPE ended: 128 + 13.
     return 141
 
 
 def _dispatch(argv: list[str]) -> int:
     quiet, argv = QUIET in argv, [word for word in argv if word != QUIET]
     if not argv:
-        # Standard error may be closed, and there is no other place for a message.
+        # If standard error is closed, there is no other place for a message.
         with contextlib.suppress(OSError):
             print(_help(), file=sys.stderr, flush=True)
         return 2
@@ -365,7 +364,7 @@ def _dispatch(argv: list[str]) -> int:
             return run(command, rest)
     except StepJepaError as error:
         return tell(error, _name(argv))
-    # `HelpShown`, and libraries that exit the process with a message.
+    # Raised as `HelpShown`, and by libraries that exit the process with a message.
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
@@ -375,7 +374,7 @@ def _dispatch(argv: list[str]) -> int:
 
 def run(name: str, argv: list[str]) -> int:
     """Run a command with the words after its name; returns the exit status."""
-    # Training has two dataclasses of options, of which one loads torch.
+    # Training has two dataclasses of options, one of which loads torch.
     if name == "train":
         return _train(argv)
     command = COMMANDS[name]
@@ -390,7 +389,7 @@ def run(name: str, argv: list[str]) -> int:
         first=_first_options(name, options),
     )
     values = parser.values(argv)
-    # --json is about printing only; the functions in `api` have no such option.
+    # --json concerns only printing; the functions in `api` have no such option.
     as_json = values.pop("json", False)
     if command.required and not all(values.get(option) for option in positional):
         raise ConfigError(f"an argument is missing; write: {parser.prog}")
@@ -405,14 +404,13 @@ def run(name: str, argv: list[str]) -> int:
         print_text("\n".join(folded(result.lines)))
     else:
         print_drawn(str(result)) if name in ("check", "inspect") else print_text(str(result))
-    # A study goes on after a failed arm and has a result, but a script must notice.
+    # A study continues after a failed arm and has a result, but the exit status must show the failure.
     return 1 if name == "study" and result.failed else 0
 
 
 def _compare(options: Any, values: dict[str, Any], as_json: bool) -> int:
     """Analyze or compare predictions: ``evaluate --analyze``."""
-    (checked,) = build((options,), values)
-    checked.check()
+    checked = checked_options(options, values)
     metric = checked.metric[0] if checked.metric else None
     comparison = api.compare(*checked.analyze, show=checked.show, metric=metric)
     if as_json:
@@ -425,7 +423,7 @@ def _compare(options: Any, values: dict[str, Any], as_json: bool) -> int:
 def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
     """Call the command's function."""
     function = getattr(api, name)
-    # These two take the data and the tokenizer as objects, too, so both are positional arguments.
+    # These two functions also accept the data and the tokenizer as objects, so both are positional arguments.
     if name in ("check", "inspect"):
         option = Names(options)
         data, tokenizer = values.pop(option.file), values.pop(option.model_name, options.model_name)
@@ -445,10 +443,10 @@ def _train(argv: list[str]) -> int:
     from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 
     if "--help_all" not in argv:
-        # The help, and errors in names, are printed before torch is loaded, which takes seconds.
+        # The help and errors in names are printed before torch is loaded, which takes seconds.
         parser = _train_parser(RunOptions, JEPAOptions, TrainerOptions)
         if "-h" in argv or "--help" in argv:
-            # It exits after the help.
+            # This prints the help and exits.
             parser.values(argv)
         parser.check_names(argv)
     from stepjepa.training.config import JEPAConfig
@@ -459,12 +457,12 @@ def _train(argv: list[str]) -> int:
 
     from stepjepa.training.run import leave_process_group
 
-    # The modules stay until the end, so no collection during training needs to visit them.
+    # The loaded modules live until the end, so no garbage collection during training needs to visit them.
     if not gc.get_freeze_count():
         gc.freeze()
     debug = options.get(Names(RunOptions).debug_level, 0)
     show_log(logging.DEBUG if debug >= 5 else logging.INFO if debug >= 1 else logging.WARNING)
-    # The bars of loading and writing weights; training has its own.
+    # The progress bars for loading and writing weights; training shows its own.
     disable_progress_bar()
     result = api.train(**options)
     if is_main_process():
@@ -490,7 +488,7 @@ def _train_parser(*options: type) -> StrictParser:
 
 
 def _first_options(name: str, options: type) -> dict[str, tuple[str, ...]]:
-    """The options in the short help of a command with many: its own, and those of training that people set."""
+    """The options in the short help of a command with many: its own, and the most used ones of training; else {}."""
     known = options_of(options)
     if len(known) <= _MANY_OPTIONS:
         return {}
@@ -500,12 +498,12 @@ def _first_options(name: str, options: type) -> dict[str, tuple[str, ...]]:
     return {name: tuple(option for option in known if option not in of_training), **FIRST}
 
 
-def tell(error: Exception, name: str, status: int | None = None) -> int:
-    """Print the error being handled as one line of the command `name`; returns `status`, by default that of the error."""
+def tell(error: StepJepaError, name: str) -> int:
+    """Print the error as one line that begins with `name`, after the traceback if that is wanted; return its status."""
     if os.environ.get("STEPJEPA_TRACEBACK", "0") not in ("", "0"):
         traceback.print_exc()
     print_error(f"{name}: error: {error}")
-    return getattr(error, "status", 2) if status is None else status
+    return error.status
 
 
 def _help() -> str:
@@ -521,8 +519,8 @@ def _help() -> str:
             *lines,
             "",
             "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options; --version shows the version.",
-            f"With {QUIET} a command prints only errors and its result.",
-            "STEPJEPA_TRACEBACK=1 in the environment prints the traceback of an error.",
+            f"With {QUIET}, a command prints only errors and its result.",
+            "Set STEPJEPA_TRACEBACK=1 in the environment to see the traceback of an error.",
         ]
     )
 

@@ -1,1 +1,1 @@
-"""Options: fields of dataclasses with their metadata, and how flags and YAML files become instances of them."""
+"""Options as dataclass fields with metadata, and the parsing of flags and YAML files into these dataclasses."""

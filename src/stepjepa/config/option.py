@@ -1,8 +1,8 @@
 """An option: a field of a dataclass, with everything that the library knows about it in its metadata.
 
-`option` declares one. `options_of` reads the options of a dataclass; flags, YAML files, help texts, the reference pages, the
-checks of values (`check_fields`), notes on options without effect (`unread_options`), the check of settings on resume and
-the identity of studies are all derived from it.
+`option` declares an option, and `options_of` returns the options of a dataclass. Flags, YAML files, help texts, the
+reference pages, the checks of values (`check_fields`), notes on options without effect (`unread_options`), the check of
+settings on resume and the identity of studies are all derived from this metadata.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from stepjepa.config.values import (
 from stepjepa.errors import ConfigError
 
 MISSING = dataclasses.MISSING
-# What an option needs: the name of another option -> the values of it that are accepted. True and False stand for any
+# What an option needs: the name of another option -> the values with which the need is met. True and False stand for any
 # truthy or falsy value.
 Needs = Mapping[str, "bool | tuple[str, ...]"]
-# The option that stores the further options, and the function from a value to the dataclass that declares them.
+# The option that stores the options of a user's class, and a function from its name to the dataclass that declares them.
 Brings = tuple[str, Callable[[str], "type | None"]]
 T = TypeVar("T")
 _NUMBERS: dict[Any, str] = {int: "whole number", float: "finite number"}
@@ -44,33 +44,32 @@ _COMPARISONS = {
     "above": operator.gt,
     "below": operator.lt,
 }
-
-
-# Characters of the values in a placeholder; a terminal has 80 columns.
+# The most characters of choices that a placeholder in the help lists.
 _LONGEST_CHOICES = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """What the library knows about one field of an option dataclass; fields of transformers' dataclasses included.
+    """What the library knows about one field of an option dataclass, including the dataclasses of transformers.
 
     Attributes:
         help: one sentence, or a few.
-        group: its heading in the help.
+        group: the heading in the help.
         aliases: other spellings of the flag and the YAML key.
-        choices: named values, where the type does not list them.
-        own: it also accepts ``file.py:Name`` and ``package.module:Name``.
-        folder: it also accepts the folder or Hub id of a model, which has a slash in it.
+        choices: named values, if the type does not list them.
+        own: whether ``file.py:Name`` and ``package.module:Name`` are also accepted.
+        folder: whether the folder or Hub id of a model, which contains a slash, is also accepted.
         brings: the option that stores the further options of a user's class by name, and a function from the name of the
             class to the dataclass of these options.
-        needs: other options of the same run, and the values of them without which this one has no effect.
-        resume: a run may be resumed with another value.
-        identity: it decides the numbers of a run, so runs that differ in it cannot share a table.
-        secret: its value must not reach a file or a message. Default: the name ends in ``_token``, as in transformers.
-        dumped: it is written to ``resolved.yaml``.
-        at_least, at_most, above, below: bounds of a number, or of each number of a list.
+        needs: other options of the same run, with the values that they must have for this option to have an effect.
+        resume: whether a run may be resumed with another value.
+        identity: whether it affects the numbers of a run, so that runs that differ in it cannot share a table.
+        secret: whether its value must be kept out of files and messages. Default: whether the name ends in ``_token``, as
+            in transformers.
+        dumped: whether it is written to ``resolved.yaml``.
+        at_least, at_most, above, below: bounds of a number, or of each number in a list.
         name, hint, default: those of the field; `hint` is the resolved type.
-        bare: the value of a flag that is written without one; MISSING if it needs one.
+        bare: the value that the flag sets when it is written without one; MISSING if a value is required.
     """
 
     help: str = ""
@@ -98,7 +97,7 @@ class Option:
     def of(cls, field: dataclasses.Field[Any], hint: type) -> Option:
         """Build the option of a dataclass field with the resolved type `hint`."""
         meta = field.metadata
-        # transformers' way to say that --flag alone means True; then the word true must mean it too.
+        # In transformers' metadata, a boolean const means that --flag without a value is True; the word true is then valid.
         if isinstance(meta.get("const"), bool):
             hint = hint | bool  # type: ignore[assignment]
         declared = meta.get("option")
@@ -151,13 +150,17 @@ class Option:
         """What its value must be, for an error message."""
         if not self.choices:
             return describe(self.hint)
-        further = ", or your own file.py:Name" if self.own else ""
+        return f"one of {', '.join(self.choices)}{self._further}"
+
+    @property
+    def _further(self) -> str:
+        """What is accepted besides the named values, for an error message."""
         if self.folder:
-            further = ", or the folder of a model (./NAME)"
-        return f"one of {', '.join(self.choices)}{further}"
+            return ", or the folder of a model (./NAME)"
+        return ", or your own file.py:Name" if self.own else ""
 
     def read(self, written: object) -> object:
-        """Convert what was written into the field's value; BadValue if it does not fit."""
+        """Convert what the user wrote into the field's value; BadValue if it does not fit."""
         gone = replacement(self.name, written)
         if gone:
             raise BadValue(f"{written} was removed; {gone}")
@@ -179,7 +182,7 @@ class Option:
         return value in known or (self.own and named_by_file(value))
 
     def fits(self, written: object) -> bool:
-        """Whether `read` accepts it."""
+        """Whether `read` accepts the value."""
         try:
             self.read(written)
         except BadValue:
@@ -190,7 +193,7 @@ class Option:
         """Check a value that may come from Python code: named values, and numbers within their bounds.
 
         Raises:
-            ConfigError: it cannot be used; the message names the option.
+            ConfigError: the value cannot be used; the message names the option.
         """
         kinds = self.kinds
         # `kinds` lacks None, so the two differ exactly where None is allowed.
@@ -203,10 +206,10 @@ class Option:
                 raise ConfigError(f"{self.name}={item} was removed; {gone}")
         if len(kinds) == 1:
             self._check_named(value)
-        # As a condition the text "false" would be true.
+        # In a condition, the text "false" would count as true.
         if kinds == [bool] and isinstance(value, str):
             raise ConfigError(f"{self.name} is {value!r}; it must be true or false")
-        # Of lists only those of numbers are checked, item by item.
+        # Only lists of numbers are checked further, item by item.
         for kind in kinds:
             item_kind: Any = next(iter(getattr(kind, "__args__", ())), None)
             if not is_class(kind, list) or item_kind not in _NUMBERS:
@@ -224,14 +227,14 @@ class Option:
         known = self.named if self.own or self.folder or not self.choices else []
         if not known or self._names(value, known):
             return
-        further = ", or the folder of a model (./NAME)" if self.folder else ""
-        if self.own:
-            further = f", or your own file.py:Name{did_you_mean(str(value), known, '{}')}"
-        raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(known)}{further}")
+        near = did_you_mean(str(value), known, "{}") if self.own else ""
+        raise ConfigError(
+            f"{self.name} is {value!r}; known: {', '.join(known)}{self._further}{near}"
+        )
 
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int
-        # True is an int for Python, but no number for a user.
+        # True is an int in Python, but a user who writes it does not mean a number.
         if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
             needs = f"a {_NUMBERS[kind]} {self._range}".rstrip()
             raise ConfigError(f"{self.name} is {value!r}; it must be {needs}")
@@ -253,14 +256,14 @@ class Option:
         if self.choices:
             further = ["FILE:NAME"] if self.own else ["FOLDER"] if self.folder else []
             names = ",".join(self.choices)
-            # The help of an option with many values explains each of them.
+            # The help of such an option explains each of its values.
             if len(names) > _LONGEST_CHOICES:
                 names = "NAME"
             return "{" + ",".join([names, *further]) + "}"
         return _metavar(self.kinds)
 
     def help_text(self, aliases: Sequence[str]) -> str:
-        """The help with other spellings and the default, escaped for argparse."""
+        """The help with the other spellings and the default, escaped for argparse."""
         notes = []
         if aliases:
             spellings = [f"--{alias}" for alias in aliases]
@@ -269,7 +272,7 @@ class Option:
         if isinstance(default, Enum):
             default = default.value
         if default is not None and default not in ("", [], {}):
-            # A default of white space, such as a line break, is shown as Python writes it.
+            # A default with white space at its ends, such as a line break, is shown as a Python string.
             blank = isinstance(default, str) and (
                 default.strip() != default or not default.isprintable()
             )
@@ -280,7 +283,7 @@ class Option:
 
 
 def option(default: T, help: str, group: str | None = None, **about: Any) -> T:
-    """Declare a dataclass field that is an option; `about` are further attributes of `Option`."""
+    """Declare a dataclass field that is an option; `about` holds further attributes of `Option`."""
     value: Any = (
         {"default_factory": default.copy} if isinstance(default, list) else {"default": default}
     )
@@ -289,14 +292,14 @@ def option(default: T, help: str, group: str | None = None, **about: Any) -> T:
 
 
 def options_of(*dataclass_types: type) -> dict[str, Option]:
-    """The options of dataclasses by name: all fields that their constructors take."""
+    """The options of dataclasses by name: all fields that their constructors accept."""
     options = dict[str, Option]()
     for dataclass in dataclass_types:
         options |= _options_of(dataclass)
     return options
 
 
-# Cached: resolving type hints is slow, and the parser, the checks and the records all ask.
+# Cached, because resolving type hints is slow, and the parser, the checks and the records all need the options.
 @cache
 def _options_of(dataclass: type) -> dict[str, Option]:
     hints = get_type_hints(dataclass)
@@ -305,15 +308,15 @@ def _options_of(dataclass: type) -> dict[str, Option]:
 
 
 class Topic:
-    """Base of the dataclasses of one topic. The options of a run inherit from all topics."""
+    """Base class of the dataclasses that hold the options of one topic. The options of a run inherit from all topics."""
 
     if TYPE_CHECKING:
-        # Options of the run that the check of another topic may read.
+        # Options of the run that the checks of other topics may read.
         objective: Any
         predictors: Any
 
     def fill_in(self) -> None:
-        """Replace values of None by those that follow from other options."""
+        """Replace None by the values that follow from other options."""
 
     def check(self) -> None:
         """Check the options of the topic together.
@@ -324,9 +327,9 @@ class Topic:
 
 
 class Names:
-    """The names of options as attributes, for messages: ``name.lbd`` is ``"lbd"``; a name that is no option fails.
+    """The names of options as attributes, for messages: ``name.lbd`` is ``"lbd"``; any other name raises AttributeError.
 
-    A test reads the source and tries every name in use.
+    A test reads the source and checks every name in use.
     """
 
     def __init__(self, *dataclass_types: Any):
@@ -344,20 +347,20 @@ class Names:
 
 
 def check_fields(options: object, dataclass: type | None = None) -> None:
-    """Check every option of `options` (only those of its base `dataclass`, if given) by its type and bounds.
+    """Check every option of `options` (only those of its base `dataclass`, if given) against its type and bounds.
 
     Raises:
-        ConfigError: a value that cannot be used; the message names the option.
+        ConfigError: a value cannot be used; the message names the option.
     """
     for option in options_of(dataclass or type(options)).values():
         option.check(getattr(options, option.name))
 
 
 def public_values(options: object) -> dict[str, Any]:
-    """The values by name, without secrets, neither the dataclass's own nor those of a user's class."""
+    """The values by name, without the secrets of the dataclass and of a user's class."""
     known = options_of(type(options)).values()
     values = {option.name: getattr(options, option.name) for option in known if not option.secret}
-    # The options of a user's class are a dict under their carrier; secrets among them are dropped too.
+    # The options of a user's class are in a dict under their carrier; the secrets among them are dropped, too.
     for option in known:
         if option.brings is None:
             continue
@@ -372,7 +375,7 @@ def public_values(options: object) -> dict[str, Any]:
 
 
 class Unread(NamedTuple):
-    """An option that was given and that the run does not read; `reason` begins with "with" or "without"."""
+    """An option that was set but that the run does not read; `reason` begins with "with" or "without"."""
 
     name: str
     reason: str
@@ -382,7 +385,7 @@ class Unread(NamedTuple):
 
 
 def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
-    """The options, out of the names `given`, that differ from their defaults and lack what they need, in the order of the
+    """The options among the names `given` that differ from their defaults and lack what they need, in the order of the
     fields."""
     given = set(given)
     unread = []
@@ -396,7 +399,7 @@ def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
 
 
 def _unmet(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
-    """The need for option `name` in words, as in ``without --lora``; empty if it is met."""
+    """The unmet need for option `name` in words, as in ``without --lora``; empty if the need is met."""
     value = getattr(options, name)
     if isinstance(wanted, tuple):
         return "" if value in wanted else f"without --{name} {' or '.join(wanted)}"
@@ -406,7 +409,7 @@ def _unmet(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
 
 
 def _metavar(kinds: Iterable[Any]) -> str:
-    # The first kind that fits, the narrowest first: an option of several kinds has one placeholder.
+    # The narrowest kinds are tried first, because an option of several kinds has only one placeholder.
     if bool in kinds:
         return "true|false"
     for kind in kinds:

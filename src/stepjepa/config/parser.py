@@ -1,7 +1,7 @@
 """A strict parser of command lines and YAML files into option dataclasses.
 
-argparse only lays out the help: its parser accepts abbreviations, exits the process, and knows no YAML. The meaning of a
-value is decided in `stepjepa.config.values`. Importing this module loads neither torch nor transformers.
+argparse only lays out the help: its parser accepts abbreviations, exits the process, and cannot read YAML.
+`stepjepa.config.values` decides what a value means. Importing this module loads neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from stepjepa.errors import ConfigError
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 # The value of a flag that was written without one.
 _BARE = object()
-# Words that a true/false flag takes as its value; any other word after it is free, as in `--streaming data.jsonl`.
+# Words that a true/false flag takes as its value; any other word after it is positional, as in `--streaming data.jsonl`.
 _SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
 _HELP, _CONFIG = "show this help message and exit", "a YAML file of options; flags override it"
 _HELP_ALL, _UNTITLED = "show all options and exit", "further options"
 _FOOTER = (
-    "--some_flag and --some-flag are the same. A true/false option is switched on by --flag alone and off by --no_flag. "
-    "'none' clears an option that may be empty. --quiet prints only errors and the result."
+    "--some_flag and --some-flag are the same. A true/false option is switched on by --flag and off by --no_flag. "
+    "'none' unsets an option that may be empty. With --quiet, only errors and the result are printed."
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """The error for a name that stands for no option here.
+    """The error for a name that is not an option here.
 
     Attributes:
-        option: the answer exists for commands with this option; for all commands if it is empty.
-        text: what to do; ``{option}`` in it stands for the option's name.
-        idle: values, in lower case, that are accepted and ignored: a settings file may hold every default of another
-            version.
+        option: only commands with this option give the answer; all commands do if it is empty.
+        text: what to do instead; ``{option}`` in it stands for the option's name.
+        idle: values, in lower case, that are accepted and ignored, because a settings file may hold every default of
+            another version.
     """
 
     option: str
@@ -53,7 +53,7 @@ class Answer:
 
 
 class Share(str):
-    """The name of an option that takes a number of steps or a share of them, for an alias that takes the share only."""
+    """The name of an option that takes a number of steps or a share of them, for an alias that takes only a share."""
 
 
 # What an alias stands for, see `StrictParser`.
@@ -61,7 +61,7 @@ Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]
 
 
 def alias_settings(target: Alias) -> list[tuple[str, str | None]]:
-    """The fields that an alias sets, each with its value; None where the user writes the value."""
+    """The fields that an alias sets, each with its value; None if the user writes the value."""
     if isinstance(target, str):
         return [(target, None)]
     if isinstance(target, Answer):
@@ -97,44 +97,41 @@ class StrictParser:
     """Parses flags and `--config run.yaml`, flags overriding it, into instances of dataclasses.
 
     Args:
-        dataclass_types: a dataclass or several; a field name may occur once among them. See `stepjepa.config.option`.
-        text: the help in paragraphs: the command's usage, what it does, an example. The docstring of a command.
+        dataclass_types: dataclasses without common field names. See `stepjepa.config.option`.
+        text: the docstring of a command, in paragraphs: its usage, what it does, an example.
         aliases: other spellings, without leading dashes, for flags and YAML keys. An alias maps to
 
             - a field's name: `{"batch_size": "per_device_train_batch_size"}`, or a `Share` of it;
             - a field and its value: `{"regular": ("objective", "regular")}`. `--regular` and `--regular true` set it,
               `--regular false` and `regular: false` set nothing;
-            - a table from words to the fields and values that they set; the flag alone means "true". If a field of the same
-              name exists, it takes all words that the table lacks: `{"debug": {"5": (("debug_level", "5"),)}}`;
+            - a table from words to the fields and values that they set; the flag without a word means "true". If there is a
+              field of the same name, it takes all words that the table lacks: `{"debug": {"5": (("debug_level", "5"),)}}`;
             - an `Answer`, the error that it raises.
-        positional: fields that free words fill, in this order; those that a flag sets are skipped. A field with several
-            values takes all free words.
-        first: headings of the help, and the options that it shows under each; the others are left to ``--help_all``. Names
-            that are no options here are skipped. By default the help shows all.
-        others: names that `check_names` accepts without their dataclasses, which are too slow to load for a check of names.
+        positional: fields that positional words fill, in this order; fields that a flag sets are skipped. A field with
+            several values takes all remaining words.
+        first: headings of the short help, and the options under each; only ``--help_all`` shows the others. Names that are
+            not options here are skipped. By default the help shows all options.
+        others: further names that `check_names` accepts: their dataclasses would be too slow to load for a check of names.
     """
 
     def __init__(
         self,
-        dataclass_types: type | Iterable[type],
-        text: str | None = None,
+        dataclass_types: Iterable[type],
+        text: str = "stepjepa\n\n\n\n",
         *,
         aliases: Mapping[str, Alias] | None = None,
         positional: Sequence[str] = (),
         first: Mapping[str, Collection[str]] | None = None,
         others: Collection[str] = (),
     ) -> None:
-        self.dataclass_types = (
-            tuple(dataclass_types) if isinstance(dataclass_types, Iterable) else (dataclass_types,)
-        )
-        # The first paragraph is the usage and the last one the example; line breaks of the docstring mean nothing.
-        paragraphs = [" ".join(part.split()) for part in (text or "stepjepa\n\n\n\n").split("\n\n")]
+        # The first paragraph is the usage and the last one the example; line breaks within a paragraph have no meaning.
+        paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
         self.prog = paragraphs[0]
         self.description = " ".join(paragraphs[1:-1])
         self.epilog = paragraphs[-1]
         self.positional, self.first = tuple(positional), dict(first or {})
         self.aliases: dict[str, Alias] = dict(aliases or {})
-        self.options = options_of(*self.dataclass_types)
+        self.options = options_of(*dataclass_types)
         self._others = set(others)
         self._brought: set[str] = set()
         for name, option in self.options.items():
@@ -142,10 +139,10 @@ class StrictParser:
                 self.aliases.setdefault(spelling, name)
 
     def values(self, argv: Sequence[str]) -> dict[str, Any]:
-        """Parse the flags and the YAML file into values by field; `build` makes dataclasses of them.
+        """Parse the flags and the YAML file into values by field, from which `build` makes instances of the dataclasses.
 
         Raises:
-            ConfigError: for every mistake of the user.
+            ConfigError: for any mistake in the flags or the file.
             SystemExit: with code 0, after printing the help for `--help` and `--help_all`.
         """
         # First, because the options of a user's class belong in the help and among the known names.
@@ -164,19 +161,19 @@ class StrictParser:
                 for key, node in nodes.items()
             )
             settings = merged(setting for settings_of_key in per_key for setting in settings_of_key)
-        # File and flags are merged apart: a flag overrides the file, but two flags that disagree are an error.
+        # File and flags are merged separately: a flag overrides the file, but two flags that disagree are an error.
         settings |= merged(setting for flag in flags for setting in self._from_flag(*flag))
         return carried(self.options, {name: setting.value for name, setting in settings.items()})
 
     def check_names(self, argv: Sequence[str]) -> None:
-        """Refuse a flag or YAML key that is no option; the values are not checked.
+        """Refuse flags and YAML keys that are not options; the values are not checked.
 
         Raises:
             ConfigError: the message names the flag or key.
         """
         self._add_written_options(argv)
         flags = _words_by_flag(argv)
-        # Answers go first: they say more than "unknown flag" does.
+        # Answers come first, because they help more than "unknown flag".
         for name, (spelling, word) in flags.items():
             answer = self.aliases.get(name)
             value = (word or "true").lower()
@@ -201,7 +198,7 @@ class StrictParser:
             raise ConfigError(f"{node.where}: unknown key {key!r}{hint}")
 
     def take_up(self, name: str, value: object) -> None:
-        """Add the options of a user's class, if `value` names one and option `name` accepts it.
+        """Add the options of a user's class, if option `name` accepts such classes and `value` names one.
 
         Raises:
             ConfigError: the class cannot be loaded, or one of its options has the name of an existing one.
@@ -213,10 +210,10 @@ class StrictParser:
             name_exists = option.name in self.options and option.name not in self._brought
             if name_exists:
                 raise ConfigError(
-                    f"{name} {value}: its option {option.name!r} is an option already; choose another name"
+                    f"{name} {value}: its option {option.name!r} has the name of an existing option; choose another"
                 )
             self._brought.add(option.name)
-            # The user's option wins over the note on an option of that name in another version.
+            # The user's option takes precedence over the answer for an option of that name in another version.
             if isinstance(self.aliases.get(option.name), Answer):
                 del self.aliases[option.name]
             self.options[option.name] = dataclasses.replace(
@@ -228,7 +225,7 @@ class StrictParser:
 
         Args:
             name: a field or an alias.
-            written: what was written, in one of the forms that `stepjepa.config.values` describes.
+            written: what the user wrote, in one of the forms that `stepjepa.config.values` describes.
             spelling: for messages.
 
         Raises:
@@ -246,7 +243,7 @@ class StrictParser:
         target = self.aliases.get(name, name)
         word = "true" if written is _BARE else "none" if written is None else written
         word = word.lower() if isinstance(word, str) else word
-        # The four kinds of an alias, as the class describes them; the last is a field's name.
+        # The four kinds of alias, as the class describes them; the last one is a field's name.
         if isinstance(target, Answer):
             if word in target.idle:
                 return []
@@ -269,7 +266,7 @@ class StrictParser:
         # 0.1 is a share under either name, but warmup_ratio=5 would become five steps.
         if isinstance(target, Share) and result >= 1:
             raise BadValue(
-                f"it is a share of the steps, below 1; for a number of steps write --{target}"
+                f"expected a share of the steps, below 1; for a number of steps, write --{target}"
             )
         return [(str(target), result)]
 
@@ -283,7 +280,7 @@ class StrictParser:
         return groups
 
     def _first_groups(self) -> dict[str, list[Option]]:
-        """The headings of the short help, each with its options: the first ones, and those of a user's class."""
+        """The headings of the short help, each with its options: those of `first`, and those of a user's class."""
         remaining = dict(self.options)
         # An option is shown once, under the first heading that lists it.
         groups = {
@@ -296,45 +293,38 @@ class StrictParser:
 
     def spellings(self, name: str) -> list[str]:
         """The other spellings of a field, including those that set a value, except tables."""
-        plain = {
-            alias: target
+        return [
+            alias
             for alias, target in self.aliases.items()
-            if isinstance(target, (str, tuple))
-        }
-        return [alias for alias, target in plain.items() if alias_settings(target)[0][0] == name]
+            if isinstance(target, (str, tuple)) and alias_settings(target)[0][0] == name
+        ]
 
     def format_help(self, every: bool = False) -> str:
-        """The help text, with the first options or with all of them."""
-        # argparse's parser holds the actions; the formatter is driven here, because the parser's own usage line would list
-        # every option.
+        """The help text, with the options of `first` or, for `every`, with all options."""
+        # argparse's parser only makes the actions; its own usage line would list every option, so the formatter is called
+        # directly.
         layout = argparse.ArgumentParser(prog=self.prog, add_help=False)
         formatter = argparse.HelpFormatter(self.prog)
         formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
         formatter.add_text(self.description)
-        section = layout.add_argument_group("options")
-        actions: list[argparse.Action] = [
-            section.add_argument("-h", "--help", action="help", help=_HELP)
-        ]
         groups = self.groups()
+        formatter.start_section("options")
+        formatter.add_argument(layout.add_argument("-h", "--help", action="help", help=_HELP))
         if self.first and not every:
-            actions.append(section.add_argument("--help_all", action="help", help=_HELP_ALL))
             groups = self._first_groups()
-        actions.append(section.add_argument("--config", metavar="FILE", help=_CONFIG))
-        sections: dict[str, list[argparse.Action]] = {"options": actions}
+            formatter.add_argument(layout.add_argument("--help_all", action="help", help=_HELP_ALL))
+        formatter.add_argument(layout.add_argument("--config", metavar="FILE", help=_CONFIG))
+        formatter.end_section()
         for title, options in groups.items():
-            section = layout.add_argument_group(title)
-            sections[title] = []
+            formatter.start_section(title)
             for option in options:
-                action = section.add_argument(
+                action = layout.add_argument(
                     f"--{option.name}",
                     nargs="+" if option.many else None if option.bare is MISSING else "?",
                     metavar=option.metavar(),
                     help=option.help_text(self.spellings(option.name)),
                 )
-                sections[title].append(action)
-        for title, actions in sections.items():
-            formatter.start_section(title)
-            formatter.add_arguments(actions)
+                formatter.add_argument(action)
             formatter.end_section()
         formatter.add_text(_FOOTER)
         formatter.add_text(self.epilog)
@@ -343,7 +333,7 @@ class StrictParser:
     # Reading
 
     def _split(self, argv: Sequence[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
-        """The path after --config, and every other flag as it is spelled, with its words; a list option has all of its."""
+        """The path after --config, and every other flag as it is spelled, with its words; repeated list flags are joined."""
         written = _words_by_flag(argv)
         free = {
             name: list[str]()
@@ -360,7 +350,7 @@ class StrictParser:
             open_names = [
                 name for name, words in free.items() if self.options[name].many or not words
             ]
-            # A lone dash is standard input.
+            # A single dash is standard input.
             is_free = bool(open_names) and (word == "-" or not word.startswith("-"))
             if is_free and not (flags and self._takes(*flags[-1], word)):
                 free[open_names[0]].append(word)
@@ -377,7 +367,7 @@ class StrictParser:
                 "--config takes the path of one YAML file, and may be given only once"
             )
         joined: list[tuple[str, list[str]]] = []
-        # The flag of a list may be repeated: `--metric a --metric b` is `--metric a b`.
+        # The flag of a list may be repeated: `--metric a --metric b` means `--metric a b`.
         lists: dict[str, list[str]] = {}
         for spelling, words in flags:
             _, option = self._meant(spelling)
@@ -404,14 +394,14 @@ class StrictParser:
         return word.lower() in _SWITCH_WORDS
 
     def _meant(self, spelling: str) -> tuple[Alias, Option | None]:
-        """The meaning of a flag, and its option if that is a field's name."""
+        """What a flag stands for, and the option if that is the name of one."""
         target = self.aliases.get(_plain(spelling), _plain(spelling))
         return target, self.options.get(target) if isinstance(target, str) else None
 
     def _from_flag(self, spelling: str, words: list[str]) -> Iterator[Setting]:
         name = _plain(spelling)
         target, option = self._meant(name)
-        # --no_NAME of a true/false option, unless that is an option or alias itself.
+        # --no_NAME of a true/false option, unless --no_NAME is itself an option or an alias.
         off = self._switched_off(name) if target == name and option is None else None
         if off is not None:
             if words:
@@ -422,9 +412,9 @@ class StrictParser:
             hint = (
                 self._hint(words[1])
                 if words[1].startswith("-")
-                else "; quote a value that has spaces in it"
+                else "; quote a value that contains spaces"
             )
-            # A message must not repeat a token.
+            # The message must not show a secret, such as an access token.
             start = spelling if option and option.secret else f"{spelling} {words[0]}"
             raise ConfigError(f"unexpected argument {words[1]!r} after '{start}'{hint}")
         if len(words) > 1:
@@ -433,7 +423,7 @@ class StrictParser:
             yield from self.settings(name, words[0] if words else _BARE, spelling)
 
     def _add_written_options(self, argv: Sequence[str]) -> None:
-        """Add the options of the user's classes that the command line names, or else its YAML file."""
+        """Add the options of the user's classes that are named on the command line or else in its YAML file."""
         flags = _words_by_flag(argv)
         for name in [name for name, option in self.options.items() if option.brings]:
             if name in flags:
@@ -454,7 +444,7 @@ class StrictParser:
     def _hint(self, word: str) -> str:
         """Suggest the flag that was probably meant; empty if no name is close."""
         name = _plain(word)
-        # A value written as a flag, as in `--semantic_tube` for `--objective semantic_tube`.
+        # A value may be written as a flag, as in `--semantic_tube` for `--objective semantic_tube`.
         for option in self.options.values():
             if name in option.choices:
                 return f"; did you mean --{option.name} {name}?"
@@ -468,7 +458,7 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
     """Make instances of dataclasses from values by name.
 
     Raises:
-        ConfigError: a name that no dataclass has, or values that their own checks refuse.
+        ConfigError: a name that is no dataclass's field, or values that a dataclass refuses.
     """
     known = options_of(*dataclass_types)
     values = carried(known, values)
@@ -476,11 +466,8 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
         if name not in known:
             raise ConfigError(f"unknown option {name!r}{did_you_mean(name, known)}")
     try:
-        return tuple(
-            dtype(**{name: value for name, value in values.items() if name in options_of(dtype)})
-            for dtype in dataclass_types
-        )
-    # `TrainingArguments` checks itself at the end of its constructor.
+        return tuple(dtype(**known_values(values, dtype)) for dtype in dataclass_types)
+    # `TrainingArguments` checks its values at the end of its constructor.
     except (ValueError, OSError) as error:
         raise ConfigError(str(error)) from error
 
@@ -507,6 +494,12 @@ def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str,
     return moved
 
 
+def known_values(values: Mapping[str, Any], *dataclass_types: type) -> dict[str, Any]:
+    """`carried`, without the names that no dataclass has, such as options of another objective."""
+    known = options_of(*dataclass_types)
+    return {name: value for name, value in carried(known, values).items() if name in known}
+
+
 def _options_brought(brings: Brings, value: str) -> dict[str, Option]:
     """The options of the class that `value` names."""
     dataclass = brings[1](value)
@@ -514,8 +507,8 @@ def _options_brought(brings: Brings, value: str) -> dict[str, Option]:
 
 
 def command_line(command: str, given: Mapping[str, Any], *instances: object) -> str:
-    """The command that sets the options in `given` to their values in `instances` of their dataclasses; secrets are three
-    stars."""
+    """The command that sets the options in `given` to their values in `instances` of their dataclasses; a secret is shown as
+    three asterisks."""
     known: dict[str, Option] = {}
     public: dict[str, Any] = {}
     for instance in instances:
@@ -533,9 +526,9 @@ def command_line(command: str, given: Mapping[str, Any], *instances: object) -> 
 
 
 def _words_by_flag(argv: Sequence[str]) -> dict[str, tuple[str, str | None]]:
-    """Name of each flag -> its spelling, and the word after it; None where that is another flag."""
+    """Name of each flag -> its spelling, and the word after it; None if no word or another flag follows."""
     words: dict[str, tuple[str, str | None]] = {}
-    # "--end" stands for the end of the line, so the last flag has a follower, too.
+    # "--end" stands for the end of the command line, so that something follows the last flag, too.
     for word, following in zip(argv, [*argv[1:], "--end"], strict=False):
         match = _FLAG.fullmatch(word)
         if match:
@@ -548,7 +541,7 @@ def merged(settings: Iterable[Setting]) -> dict[str, Setting]:
     """The last setting of each field.
 
     Raises:
-        ConfigError: two spellings of a field, one of them an alias, disagree.
+        ConfigError: two spellings of a field disagree, at least one of which is an alias.
     """
     last: dict[str, Setting] = {}
     for new in settings:

@@ -1,7 +1,7 @@
 """The table of other spellings: flags of the method's first scripts, names of transformers 4 and of TRL -> our options.
 
-A name with the same meaning is an alias; any other has an answer that says what to do instead. A name without an entry here
-would get a suggestion by its letters, which may be an option of another meaning.
+A name with the same meaning is an alias; any other name has an answer that says what to do instead. For a name without an
+entry here, the option with the most similar name is suggested, which may mean something else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stepjepa.config.parser import (
 from stepjepa.config.yaml_file import representable
 
 T = TypeVar("T")
-# ``--linear`` chose the semantic tube and its mode in one.
+# ``--linear`` chose both the semantic tube and its mode.
 _TUBE_MODES = {"random_span": "span", "e2e": "e2e", "mean": "mean", "curvature": "curvature"}
 
 # Flags of the method's published scripts.
@@ -56,22 +56,22 @@ _SCRIPTS: dict[str, Alias] = {
     "random_span_all": ("tube_content", "whole"),
     "random_span_e2e": ("tube_content", "with_markup"),
     "length_adjustment": "tube_length_adjustment",
-    # It was a level of chatter; `TrainingArguments` has a ``--debug`` of its own, which takes words.
+    # In the scripts, a number for the amount of output; the ``--debug`` of `TrainingArguments` takes words.
     "debug": {str(level): (("debug_level", str(level)),) for level in range(11)},
 }
 
 
-def _answers(option: str, text: str, **idle: str) -> dict[str, Alias]:
-    """The same `Answer` for several names, each with its idle words (`Answer.idle`): usually the default of TRL."""
+def _answers(option: str, text: str, **idle: str) -> dict[str, Answer]:
+    """The same `Answer` for several names, each with its idle words (`Answer.idle`): usually the default elsewhere."""
     return {name: Answer(option, text, tuple(words.split())) for name, words in idle.items()}
 
 
 # Answers that several names share.
-_PACKED = "leave it out: examples are always packed into rows (--{option} packed), and do not see each other"
+_PACKED = "leave it out: examples are always packed into rows (--{option} packed) and do not see each other"
 _LABELS = "leave it out: the loss is on the assistant's messages by default, and on every token with --{option} all"
-_ADAPTER = "give JEPATrainer a peft_config with it, from Python; --{option} takes no such adapter"
+_ADAPTER = "pass JEPATrainer a peft_config with it, from Python; --{option} does not support it"
 _CHUNKS = "leave it out: each row is an example of up to --{option} tokens, and rows are not joined"
-_END = "leave it out: what ends an answer is read from the chat template (--{option})"
+_END = "leave it out: the end of an answer is read from the chat template (--{option})"
 
 # Options of TRL's SFTConfig, ScriptArguments and ModelConfig that are not called the same here.
 _TRL: dict[str, Alias] = {
@@ -92,25 +92,24 @@ _TRL: dict[str, Alias] = {
     "epochs": "num_train_epochs",
     **_answers(
         "model_name",
-        "give --{option} a folder with it (hf download NAME --revision ...)",
+        "give --{option} a folder with that revision (hf download NAME --revision ...)",
         model_revision="none",
     ),
     **_answers(
         "output_dir",
-        "write --dtype, --attn_implementation, ...; in Python, load the model",
+        "write --dtype, --attn_implementation and so on; in Python, pass a loaded model",
         model_init_kwargs="none",
     ),
-    **_answers(
-        "train_file",
-        "write it after the data set's name, as in --{option} NAME:CONFIG",
-        dataset_config="",
+    "dataset_config": Answer(
+        "train_file", "write it after the data set's name, as in --{option} NAME:CONFIG"
     ),
-    **_answers(
-        "train_file", "give the files or data sets to --{option}, and --mixing_weights", datasets=""
+    "datasets": Answer(
+        "train_file",
+        "give the files or data sets to --{option}, and their weights to --mixing_weights",
     ),
     **_answers(
         "eval_file",
-        "write two files with stepjepa prepare --valid_ratio, and give --{option}",
+        "write two files with stepjepa prepare --valid_ratio, and give the second one to --{option}",
         test_split_size="none",
     ),
     **_answers(
@@ -119,10 +118,8 @@ _TRL: dict[str, Alias] = {
         dataset_text_field="text none",
     ),
     **_answers("max_length", "leave it out: rows are read as they are", dataset_kwargs="none"),
-    **_answers(
-        "dataset_num_proc",
-        "leave it out; --{option} sets the processes that tokenise",
-        dataset_batch_size="",
+    "dataset_batch_size": Answer(
+        "dataset_num_proc", "leave it out; --{option} sets the number of processes that tokenise"
     ),
     **_answers(
         "train_sampling_strategy",
@@ -139,7 +136,7 @@ _TRL: dict[str, Alias] = {
         "forward", _PACKED, packing="", eval_packing="", packing_strategy="", padding_free=""
     ),
     **_answers("forward", _PACKED, pad_to_multiple_of="auto none"),
-    **_answers("labels", _LABELS, completion_only_loss=""),
+    "completion_only_loss": Answer("labels", _LABELS),
     **_answers(
         "labels",
         "leave it out: padding is masked by its position, never by its token",
@@ -147,23 +144,19 @@ _TRL: dict[str, Alias] = {
     ),
     **_answers(
         "gamma",
-        "the LM loss, weighted by --{option}, is the likelihood's (nll)",
+        "the LM loss, weighted by --{option}, is always the negative log-likelihood (nll)",
         loss_type="nll chunked_nll",
     ),
-    **_answers(
-        "gamma",
-        "the loss is --{option} * LM + --lbd * JEPA, without a loss of the router",
-        router_aux_loss_coef="",
+    "router_aux_loss_coef": Answer(
+        "gamma", "the loss is --{option} * LM + --lbd * JEPA, without a router loss"
     ),
     **_answers(
         "gradient_checkpointing",
-        "recompute activations: --{option} true",
+        "recompute activations instead: --{option} true",
         activation_offloading="false",
     ),
-    **_answers(
-        "gradient_checkpointing_kwargs",
-        "write --{option} '{{\"use_reentrant\": ...}}'",
-        gradient_checkpointing_use_reentrant="",
+    "gradient_checkpointing_use_reentrant": Answer(
+        "gradient_checkpointing_kwargs", "write --{option} '{{\"use_reentrant\": ...}}'"
     ),
     **_answers("chat_template", _END, eos_token="none"),
     **_answers(
@@ -179,7 +172,7 @@ _TRL: dict[str, Alias] = {
     ),
     **_answers(
         "train_tokens",
-        "--{option} trains rows of tokens; modules next to the adapter cannot be exported",
+        "--{option} trains the rows of tokens next to the adapter; other modules cannot be exported",
         lora_modules_to_save="none",
     ),
     **_answers("lora", _ADAPTER, use_rslora="false", use_dora="false"),
@@ -192,8 +185,8 @@ _TRL: dict[str, Alias] = {
     ),
 }
 
-_MIXED = "leave it out: mixed precision is torch's own; --{option} or --fp16 switches it on"
-_NO_LOOP = "leave it out: there is one loop of evaluation; see --{option}"
+_MIXED = "leave it out: mixed precision is always torch's; --{option} or --fp16 switches it on"
+_NO_LOOP = "leave it out: there is only one evaluation loop; see --{option}"
 _SPEED = "leave it out: tokens_per_second is in every entry of the log (--{option})"
 _BOARD = "set TENSORBOARD_LOGGING_DIR in the environment, for --{option} tensorboard"
 
@@ -229,14 +222,14 @@ _TRANSFORMERS_4: dict[str, Alias] = {
     ),
     **_answers(
         "output_dir",
-        "leave it out: compute_metrics gets predictions and labels",
+        "leave it out: compute_metrics gets only predictions and labels",
         include_inputs_for_metrics="false",
     ),
     **_answers(
         "output_dir", "leave it out: no state is passed on to the next batch", past_index="-1"
     ),
     **_answers(
-        "output_dir", "leave it out: settings are compared with stepjepa study", ray_scope="last"
+        "output_dir", "leave it out: compare settings with stepjepa study", ray_scope="last"
     ),
     **_answers("prediction_loss_only", _NO_LOOP, use_legacy_prediction_loop="false"),
     **_answers("logging_steps", _SPEED, include_tokens_per_second="true"),
@@ -276,7 +269,7 @@ PUBLISHED: dict[str, Alias] = {**_SCRIPTS, **_TRL, **_TRANSFORMERS_4}
 
 # Answers for the options and commands of earlier versions of this library.
 _NO_ENERGIES = (
-    "energies of solutions were removed: they do not tell right solutions from wrong ones (docs/evidence.md); compare "
+    "energies of solutions were removed: they do not separate right and wrong solutions (docs/evidence.md); compare "
     "accuracies with stepjepa evaluate"
 )
 _NO_PROGRAMS = (
@@ -287,24 +280,22 @@ _NO_NUMBERS = (
     "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads "
     "the states of a run"
 )
-_AS_TRAINED = "was removed from analyze: every model is read as in its own run"
-# Flags of the demo of version 0.2 -> where its study has the value.
-_IN_STUDY = {"learning_rate": "base", "predictors": "arms.step_jepa", "lbd": "arms.step_jepa"}
-# Removed flags and commands -> what replaces them. The option that an answer names only says which command it belongs to.
+_AS_TRAINED = "was removed from analyze: every model is read as it was trained"
+# Removed flags and commands -> what replaces them. The option of an answer only says which command the answer belongs to.
 LEFT: dict[str, Answer] = {
-    "calculator_marks": Answer(
-        "valid_ratio", "was removed: the marks of GSM8K are left out", idle=("drop",)
+    **_answers(
+        "valid_ratio", "was removed: the marks of GSM8K are left out", calculator_marks="drop"
     ),
-    "final_answer": Answer(
-        "valid_ratio", "was removed: a final '#### 72' is written as a box", idle=("boxed",)
+    **_answers(
+        "valid_ratio", "was removed: a final '#### 72' is written as a box", final_answer="boxed"
     ),
-    "max_steps": Answer(
+    **_answers(
         "valid_ratio",
         "was removed from prepare: leave rows out of the prepared file",
-        idle=("none",),
+        max_steps="none",
     ),
-    "max_examples": Answer(
-        "valid_ratio", "was removed from prepare: give a file with fewer rows", idle=("none",)
+    **_answers(
+        "valid_ratio", "was removed from prepare: give a file with fewer rows", max_examples="none"
     ),
     "answer_column": Answer(
         "",
@@ -313,20 +304,22 @@ LEFT: dict[str, Answer] = {
     "runs": Answer(
         "", "was removed from analyze: stepjepa report RUN ... draws the curves of several runs"
     ),
-    "keep_attempts": Answer(
+    **_answers(
         "",
         "was removed: out.unsolved.jsonl has the last response to every unsolved question",
-        idle=("false",),
+        keep_attempts="false",
     ),
-    "greedy_first": Answer(
+    **_answers(
         "",
         "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again",
-        idle=("false",),
+        greedy_first="false",
     ),
-    "response_field": Answer(
-        "", "was removed: the column is called response, which prepare reads", idle=("response",)
+    **_answers(
+        "",
+        "was removed: the column is called response, which prepare reads",
+        response_field="response",
     ),
-    "samples_per_question": Answer("", "was removed: every question is asked once", idle=("1",)),
+    **_answers("", "was removed: every question is asked once", samples_per_question="1"),
     "timeout": Answer(
         "attempts", "was removed: a request is given up after ten minutes and sent again"
     ),
@@ -340,61 +333,60 @@ LEFT: dict[str, Answer] = {
     "no_resume": Answer(
         "", "was removed: nothing is replaced without --overwrite; name another --output_file"
     ),
-    "energy": Answer("", _NO_ENERGIES),
-    "best_of": Answer("", _NO_ENERGIES),
-    "score": Answer("", _NO_ENERGIES),
+    **_answers("", _NO_ENERGIES, energy="", best_of="", score=""),
     "print_completion": Answer(
         "", "shell completion was removed; stepjepa COMMAND --help lists the options"
     ),
     "map_layers": Answer(
         "",
-        "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error have it",
+        "the linear map was removed from analyze; a study's metrics map_r2 and map_fitted_error measure it",
     ),
-    "allow_code_execution": Answer("", _NO_PROGRAMS, idle=("false",)),
-    "data_cache": Answer(
+    **_answers("", _NO_PROGRAMS, allow_code_execution="false"),
+    **_answers(
         "",
         "the cache of tokenised rows was removed: rows are tokenised at every start, in N processes with "
         "--dataset_num_proc N, and --streaming reads large data while the model trains",
-        idle=("none",),
+        data_cache="none",
     ),
-    "log_gradient_cosine": Answer(
+    **_answers(
         "lbd_schedule",
-        "was removed: compare a run with one of --objective regular instead",
-        idle=("none",),
+        "was removed: compare with a run that has --objective regular instead",
+        log_gradient_cosine="none",
     ),
-    "keep_losses": Answer(
-        "", "was removed: the losses of every log entry are a line above the bar", ("false", "true")
+    **_answers(
+        "",
+        "was removed: the losses of every log entry are printed above the progress bar",
+        keep_losses="false true",
     ),
     "geometry": Answer(
         "",
         "the report no longer shows geometry; stepjepa analyze writes its numbers and figures into a separate folder",
     ),
-    "engine": Answer(
+    **_answers(
         "",
-        "work in a Ray cluster was removed here; docs/scale.md shows it with Ray",
-        idle=("processes",),
+        "running in a Ray cluster was removed here; docs/scale.md shows how to do it with Ray",
+        engine="processes",
     ),
-    "ray_replicas": Answer(
+    **_answers(
         "",
         "was removed: serve copies of the model (vllm serve) and ask them with --backend openai",
-        idle=("none",),
+        ray_replicas="none",
     ),
-    "run_model": Answer("", _NO_NUMBERS, idle=("false",)),
-    "no_run_model": Answer("", _NO_NUMBERS, idle=("true",)),
-    "attention_layers": Answer("", _NO_NUMBERS, idle=("none",)),
+    **_answers("", _NO_NUMBERS, run_model="false", no_run_model="true", attention_layers="none"),
     "per_device_train_batch_size": Answer(
-        "eval_split",
-        "it is an option of stepjepa train; check reports no padding",
+        "eval_split", "it is an option of stepjepa train; check reports no padding"
     ),
-    "rows_packed": Answer(
-        "", "was removed: one row is shown; training's log has the tokens of a batch", idle=("1",)
+    **_answers(
+        "",
+        "was removed: one row is shown; the training log has the number of tokens in a batch",
+        rows_packed="1",
     ),
     "show": Answer("num_proc", "was removed from check; stepjepa inspect FILE --row N shows a row"),
     "seed": Answer(
-        "eval_split", "was removed from check: nothing of its report is sampled any more"
+        "eval_split", "was removed from check: nothing in its report is sampled any more"
     ),
     "blocks": Answer(
-        "stop_after", "was removed from study: copy the file and keep the blocks that are to run"
+        "stop_after", "was removed from study: copy the file and keep only the blocks to run"
     ),
     "from_states": Answer(
         "prediction_horizon",
@@ -405,17 +397,18 @@ LEFT: dict[str, Answer] = {
     ),
     "coordinates": Answer(
         "prediction_horizon",
-        "was removed: sklearn and the saved states draw PCA and t-SNE, which show no collapse",
+        "was removed: draw PCA or t-SNE of the saved states with scikit-learn; neither shows collapse",
     ),
-    "figure_format": Answer(
-        "prediction_horizon", "was removed: figures are PNG files", idle=("png",)
+    **_answers("prediction_horizon", "was removed: figures are PNG files", figure_format="png"),
+    **_answers(
+        "prediction_horizon",
+        _AS_TRAINED,
+        predictor_order="",
+        same_predictor="",
+        readout_layer="",
+        head="true",
+        no_head="false",
     ),
-    **{
-        name: Answer("prediction_horizon", _AS_TRAINED)
-        for name in ("predictor_order", "same_predictor", "readout_layer")
-    },
-    "head": Answer("prediction_horizon", _AS_TRAINED, idle=("true",)),
-    "no_head": Answer("prediction_horizon", _AS_TRAINED, idle=("false",)),
     "resume": Answer(
         "valid_ratio",
         "an interrupted run cannot be resumed: the file is written in one go; run the command again",
@@ -425,20 +418,19 @@ LEFT: dict[str, Answer] = {
         "the training rows are written to one file; to cut it, run: split --number l/4 train.jsonl",
     ),
     "batch_size": Answer("train_rows", "write --set base.per_device_train_batch_size=VALUE"),
-    **{
-        name: Answer("train_rows", f"write --set {key}.{name}=VALUE")
-        for name, key in _IN_STUDY.items()
-    },
-    "data_parallel_size": Answer(
+    "learning_rate": Answer("train_rows", "write --set base.learning_rate=VALUE"),
+    "predictors": Answer("train_rows", "write --set arms.step_jepa.predictors=VALUE"),
+    "lbd": Answer("train_rows", "write --set arms.step_jepa.lbd=VALUE"),
+    **_answers(
         "",
         "was removed: serve copies of the model (vllm serve --data-parallel-size N) and ask them with --backend openai",
-        idle=("1",),
+        data_parallel_size="1",
     ),
 }
 
 
 def published(*dataclass_types: type) -> dict[str, Alias]:
-    """The spellings that set options of these dataclasses to values that these accept, and the answers for removed names."""
+    """The spellings that set options of these dataclasses to accepted values, and the answers for removed names."""
     known = options_of(*dataclass_types)
     removed = {
         name: answer
@@ -453,7 +445,7 @@ def published(*dataclass_types: type) -> dict[str, Alias]:
             for field, value in settings
         )
 
-    # A published spelling wins over the answer of a removed name.
+    # A published spelling takes precedence over the answer for a removed name.
     return removed | {name: target for name, target in PUBLISHED.items() if applies(target)}
 
 
@@ -464,13 +456,13 @@ def by_our_names(given: Mapping[str, Any], *dataclass_types: type) -> dict[str, 
         ConfigError: a spelling that has an answer, or two that disagree.
     """
     our_names = options_of(*dataclass_types).keys()
-    # The usual case: only our own names, which need no parser.
+    # Usually all names are our own, which need no parser.
     if given.keys() <= our_names:
         return dict(given)
     aliases = published(*dataclass_types)
     parser = StrictParser(dataclass_types, aliases=aliases)
     settings: list[Setting] = []
-    # Only aliases go through the parser, which reads text; other values are objects and stay what they are.
+    # Only aliases go through the parser, which reads text; all other values are objects and are kept as they are.
     for name, value in given.items():
         if name in aliases and name not in our_names:
             settings += parser.settings(name, _as_written(value), name)
@@ -492,7 +484,7 @@ def checked_options(kind: type[T], given: Mapping[str, Any]) -> T:
 
 
 def _as_written(value: object) -> object:
-    """A value in the forms of a YAML file, see `stepjepa.config.values`."""
+    """A value as it would arrive from a YAML file, see `stepjepa.config.values`."""
     plain = representable(value)
     if isinstance(plain, list):
         return [_as_written(item) for item in plain]

@@ -1,19 +1,18 @@
-"""From what the user wrote to the value that it stands for: typed values, and the user's classes and functions by name.
+"""Conversion of what the user wrote into typed values, and loading of the user's classes and functions by name.
 
-Flags and YAML go through the one function `convert`, so both accept and refuse the same things. What was
-written arrives in one of these forms:
+Flags and YAML both go through the function `convert`, so they accept and refuse the same values. What the user wrote
+arrives in one of these forms:
 
-    str       a word of the command line, or a plain YAML scalar as it stands in the file
-    Quoted    a YAML scalar in quotes: never read as none or as true/false where text is possible
+    str       a word of the command line, or a plain YAML scalar as written in the file
+    Quoted    a YAML scalar in quotes: never read as none or as true/false if text is possible
     None      an empty or null YAML value
     list      several words, or a YAML list, of these forms
-    dict      a YAML mapping with its values already built
+    dict      a YAML mapping, whose values are already Python objects
 """
 
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -29,7 +28,7 @@ from pathlib import Path, PurePath
 from typing import Any, Literal, TypeGuard, Union, get_args, get_origin
 
 from stepjepa.errors import ConfigError, said
-from stepjepa.utils.files import parse_json
+from stepjepa.utils.files import digest, parse_json
 from stepjepa.utils.text import lone_surrogate
 
 _TRUE = {"true", "yes", "t", "y", "1"}
@@ -44,7 +43,7 @@ _WORDS = {
     dict: "a JSON object",
     str: "text",
 }
-# Least similarity of a slip, from 0 to 1: of words in the same place, and of names with other breaks (`numproc`).
+# Least similarity of a misspelling, from 0 to 1: of words in the same place, and of names with other breaks (`numproc`).
 _ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95
 # Torch and NumPy count in int64; a larger number would fail far from the option.
 _LARGEST = 2**63 - 1
@@ -59,7 +58,7 @@ class BadValue(ValueError):
 
 
 class _Mismatch(Exception):
-    """This alternative of a type does not accept the value; another may."""
+    """This alternative of a type does not accept the value; another one may."""
 
 
 # Names
@@ -68,7 +67,7 @@ class _Mismatch(Exception):
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """The member of `known` that `name` misspells, or None; letter case is ignored.
 
-    A name with an additional, missing or different word has another meaning, however many letters they share:
+    A name with an additional, missing or different word means something else, however many letters it shares:
     ``warmup_ratio`` does not misspell ``lbd_warmup_ratio``.
     """
     by_lower = {candidate.lower(): candidate for candidate in known}
@@ -88,11 +87,11 @@ def _is_slip(name: str, known: str) -> bool:
     known_words = re.split(r"[\W_]+", known)
     if len(words) != len(known_words):
         return _alike("".join(words), "".join(known_words), _ALIKE_WITHOUT_BREAKS)
-    for word, known_word in zip(words, known_words, strict=True):
-        # A word may also be the start of the known one, however much is missing: `lr_sched` for `lr_scheduler`.
-        if not (known_word.startswith(word) or _alike(word, known_word, _ALIKE)):
-            return False
-    return True
+    # A word may also be the start of the known word, of any length: `lr_sched` for `lr_scheduler`.
+    return all(
+        known_word.startswith(word) or _alike(word, known_word, _ALIKE)
+        for word, known_word in zip(words, known_words, strict=True)
+    )
 
 
 def _alike(first: str, second: str, least: float) -> bool:
@@ -104,13 +103,13 @@ def _alike(first: str, second: str, least: float) -> bool:
 
 
 def union_members(hint: object) -> tuple[Any, ...]:
-    """The alternatives of a type: those of a union, or the type alone; None counts as one outside a Literal."""
+    """The alternatives of a type: the members of a union, or else the type itself; None in a Literal is separate."""
     arguments = get_args(hint)
     if get_origin(hint) in (Union, types.UnionType):
         return tuple(member for argument in arguments for member in union_members(argument))
     if get_origin(hint) is not Literal or None not in arguments:
         return (hint,)
-    # Literal["a", None] is Literal["a"] | None to the callers.
+    # Callers see Literal["a", None] as Literal["a"] | None.
     choices = tuple(choice for choice in arguments if choice is not None)
     if not choices:
         return (type(None),)
@@ -127,33 +126,36 @@ def choices_of(hint: object) -> list[Any] | None:
     """The named values of a Literal or Enum; None for any other type."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
-    return (
-        [member.value for member in hint]
-        if isinstance(hint, type) and issubclass(hint, Enum)
-        else None
-    )
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return [member.value for member in hint]
+    return None
 
 
 def describe(hint: object) -> str:
     """Describe what a type expects, in words: "a whole number", "one of a, b, c or none"."""
-    members = union_members(hint)
-    omitted: list[object] = [type(None)]
-    # transformers writes `Enum | str`, where only strings with the Enum's values are accepted.
-    if any(is_class(member, Enum) for member in members):
-        omitted.append(str)
-    words = [_describe_member(member) for member in members if member not in omitted]
-    if type(None) in members:
+    words = [_describe_member(member) for member in _read_as(hint)]
+    if type(None) in union_members(hint):
         words.append("none")
     return " or ".join(dict.fromkeys(words))
+
+
+def _read_as(hint: object) -> list[Any]:
+    """The alternatives of a type as which a value is read, except None.
+
+    Of `Enum | str`, which transformers writes, only strings with the Enum's values are accepted.
+    """
+    members = [member for member in union_members(hint) if member is not type(None)]
+    if any(is_class(member, Enum) for member in members):
+        return [member for member in members if member is not str]
+    return members
 
 
 def _describe_member(hint: Any) -> str:
     choices = choices_of(hint)
     if choices is not None:
-        words = []
-        for choice in choices:
-            word = str(choice)
-            words.append(word.lower() if isinstance(choice, bool) else word)
+        words = [
+            str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices
+        ]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if is_class(hint, list):
         return f"a list ({describe(_item_of(hint))} each)"
@@ -161,11 +163,11 @@ def _describe_member(hint: Any) -> str:
     if kind in _WORDS:
         return _WORDS[kind]
     name = getattr(hint, "__name__", hint)
-    return f"{name} (an object that only Python code can give)"
+    return f"{name} (an object that only Python code can pass)"
 
 
 def show(written: object) -> str:
-    """Show what was written, for a message."""
+    """What the user wrote, for a message."""
     if written is None:
         return "no value"
     if isinstance(written, list):
@@ -177,23 +179,21 @@ def show(written: object) -> str:
 
 
 def convert(hint: object, written: object, keep: str | None = None) -> object:
-    """Convert what was written into a value of type `hint`.
+    """Convert what the user wrote into a value of type `hint`.
 
     Args:
         hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For
             `Enum | str` the result is the enumeration's value as a string; other strings are refused.
-        written: in one of the forms in the module's description.
-        keep: a word that stays text although it usually means None, as "none" for a field whose default is "none".
+        written: what the user wrote, in one of the forms in the module's description.
+        keep: a word that stays text although it usually means None, such as "none" for a field whose default is "none".
 
     Raises:
-        BadValue: if it does not fit.
+        BadValue: the value does not fit.
     """
     _check_text(written)
     alternatives = union_members(hint)
     union = [member for member in alternatives if member is not type(None)]
-    members = union
-    if any(is_class(member, Enum) for member in union):
-        members = [member for member in union if member is not str]
+    members = _read_as(hint)
     words = [str(choice) for member in members for choice in choices_of(member) or ()]
     # The word none means None, except in quotes or where it is one of the choices.
     if type(None) in alternatives:
@@ -203,7 +203,7 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
             plain and str(written).lower() in none_words and written not in words
         ):
             return None
-    # The narrowest alternative that accepts the text wins: 1e-5 is a number before it is text.
+    # The narrowest alternative that accepts the text is used: 1e-5 is read as a number rather than as text.
     for member in sorted(members, key=_precision):
         with suppress(_Mismatch):
             return _convert_member(member, written, union)
@@ -212,7 +212,7 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
 
 
 def _check_text(written: object) -> None:
-    """Refuse a lone surrogate: it stands for an invalid byte of the command line, and no UTF-8 file can hold it."""
+    """Refuse a lone surrogate: it stands for an invalid byte of the command line, and no UTF-8 file can contain it."""
     text = (
         written
         if isinstance(written, str)
@@ -224,7 +224,7 @@ def _check_text(written: object) -> None:
 
 
 def _precision(member: Any) -> int:
-    """The rank of a type in the order of trial: types that accept few texts go first."""
+    """The rank of a type in the order in which types are tried: types that accept few texts come first."""
     ranks = [
         rank
         for rank, kind in enumerate((bool, int, float, dict, str, PurePath, list), 1)
@@ -262,7 +262,7 @@ def _convert_member(hint: Any, written: Any, union: list[Any]) -> Any:
 
 def _convert_choice(hint: Any, choices: list[Any], written: str, plain: bool, text: bool) -> Any:
     for choice in choices:
-        # True among the choices is written true, without regard to case.
+        # A choice that is True or False may be written in any letter case.
         is_word = isinstance(choice, bool) and plain and str(choice).lower() == written.lower()
         if str(choice) == written or is_word:
             return hint(choice) if is_class(hint, Enum) and not text else choice
@@ -286,7 +286,7 @@ def _convert_number(kind: Any, written: str) -> Any:
         raise _Mismatch from None
     if kind is int and abs(number) > _LARGEST:
         raise BadValue(f"expected a whole number below 2**63, got {show(written)}")
-    # NaN is a float to Python, but no setting of an option.
+    # NaN is a float in Python, but no option can be set to it.
     if math.isnan(number):
         raise _Mismatch
     return number
@@ -294,7 +294,7 @@ def _convert_number(kind: Any, written: str) -> Any:
 
 def _convert_dict(written: Any, text: bool) -> dict[str, Any]:
     if isinstance(written, str):
-        # In a union with str only what begins like an object is meant as one.
+        # In a union with str, only text that begins like an object is meant as one.
         if text and not written.lstrip().startswith("{"):
             raise _Mismatch
         try:
@@ -311,8 +311,8 @@ def _item_of(hint: Any) -> Any:
     return (get_args(hint) or (str,))[0]
 
 
-# The user's classes and functions. Loading one imports its file, which runs its code. So a name is looked up only where a
-# user gave it: on the command line, in a YAML file or in Python, never because it is recorded in the folder of a run.
+# The user's classes and functions. Loading one imports its file, which runs its code. A name is therefore loaded only where
+# the user gave it: on the command line, in a YAML file or in Python, never because it is recorded in the folder of a run.
 
 Named = type | Callable[..., object]
 # Prefix of the modules that are loaded from files, so that none hides an installed module.
@@ -332,11 +332,12 @@ def named_by_file(name: object) -> TypeGuard[str]:
 def load_named(name: str, option: str, known: Sequence[str], again: bool = False) -> object:
     """Load the class or function ``file.py:Name`` or ``package.module:Name``; this runs the file.
 
-    A module is searched on Python's path, then in the current folder.
+    A module is looked for on Python's path, then in the current folder.
 
     Args:
-        option: the option whose value the name is; `known`: its built-in values. Both are for the message.
-        again: run a file again that was loaded before; in a notebook it may have changed.
+        option: the option that has the name as its value, for the message.
+        known: the built-in values of the option, for the message.
+        again: run the file again even if it was loaded before, because it may have changed while a notebook runs.
 
     Raises:
         ConfigError: the name has neither form, or cannot be loaded.
@@ -376,18 +377,16 @@ def given_name(thing: Named) -> str:
 
 
 def source_fingerprint(thing: Named) -> str:
-    """A fingerprint of the module of a class or function; its name if there is no source."""
+    """A fingerprint of the source of a class's or function's module; the name of `thing` if there is no source."""
     try:
-        return hashlib.sha256(
-            inspect.getsource(sys.modules[thing.__module__]).encode()
-        ).hexdigest()[:12]
+        return digest([inspect.getsource(sys.modules[thing.__module__]).encode()])[:12]
     except (OSError, TypeError):
         return str(thing.__qualname__)
 
 
 @contextmanager
 def _current_folder_too() -> Iterator[None]:
-    """Search modules on Python's path, then in the current folder."""
+    """Within this context, look for modules on Python's path, then in the current folder."""
     folder = str(Path.cwd())
     added = folder not in sys.path
     sys.path += [folder] * added
@@ -403,17 +402,17 @@ def _file_module(path: Path, again: bool) -> types.ModuleType:
     path = path.expanduser().resolve()
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file")
-    # By its path: files of the same name in several folders are different modules.
-    name = f"{_PREFIX}{hashlib.sha256(str(path).encode()).hexdigest()[:12]}_{path.stem}"
+    # Named by its path, because files of the same name in several folders are different modules.
+    name = f"{_PREFIX}{digest([str(path).encode()])[:12]}_{path.stem}"
     if name in sys.modules and not again:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
-    # Registered before it runs, as an import does: dataclasses look their module up while the class is built.
+    # Registered before it runs, as an import does: dataclasses look up their module while the class is built.
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    # Half a module must not answer the next attempt.
+    # The next attempt must not get a half-loaded module.
     except BaseException:
         del sys.modules[name]
         raise

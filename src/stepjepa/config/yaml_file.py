@@ -1,9 +1,9 @@
 """Reading and writing YAML option files.
 
 Reading keeps each scalar as the text in the file, with its line, so that the option's type decides what it means, exactly
-as for a flag: `learning_rate: 1e-5` is a number, `eval_strategy: no` the word "no". Inside mappings, which have no type for
-their values, YAML 1.2's core rules hold: null, true/false, numbers, and everything else is text. Studies are read the same
-way.
+as for a flag: `learning_rate: 1e-5` is a number, `eval_strategy: no` the word "no". Inside mappings, whose values have no
+declared type, YAML 1.2's core schema applies: null, true/false and numbers are recognised, and everything else is text.
+Studies are read the same way.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepjepa.config.values import Quoted, show
 from stepjepa.errors import ConfigError, said
 from stepjepa.utils.files import write_whole
 
-# YAML 1.2's core schema. PyYAML's own floats need a point (1e-5 is text to it), and its booleans include yes and no.
+# YAML 1.2's core schema. PyYAML's own rules require a point in floats (1e-5 is text), and read yes and no as booleans.
 _FLOAT = (
     r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -38,7 +38,7 @@ _SCALARS = {
 
 
 class _Loader(yaml.SafeLoader):
-    """A loader that knows the scalars above only; YAML 1.1's yes/no, dates, octal and base-60 numbers stay text."""
+    """A loader that recognises only the scalars above; YAML 1.1's yes/no, dates, octal and base-60 numbers stay text."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
@@ -59,7 +59,7 @@ _add_scalar(_Dumper, "null", "(?i:none|null)")
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    # Only double quotes have escapes, for line breaks and control characters.
+    # Line breaks and control characters need escapes, which only text in double quotes can have.
     style = '"' if any(not character.isprintable() for character in text) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -84,7 +84,7 @@ class Node(NamedTuple):
         """The children by name; an empty value has no children.
 
         Raises:
-            ConfigError: the value is no mapping.
+            ConfigError: the value is not a mapping.
         """
         if self.given is None:
             return {}
@@ -107,7 +107,7 @@ class Node(NamedTuple):
 
     @property
     def written(self) -> object:
-        """The value in the form that options convert: scalars as text, mappings with Python values."""
+        """The value in the form that `Option.read` converts: scalars as text, mappings with Python values."""
         if isinstance(self.given, list):
             return [child.written for child in self.given]
         return self.value if isinstance(self.given, dict) else self.given
@@ -153,7 +153,7 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         if root is None:
             return Node(None, f"{name}:1" if numbered else name)
         tree = _Reader(loader, name, numbered).read(root, root.start_mark.line)
-        # The values are dropped: this refuses unknown tags of lists and mappings, which the reader does not look at.
+        # The result is not used; this call refuses unknown tags of lists and mappings, which the reader ignores.
         loader.construct_document(root)
         return tree
     except yaml.MarkedYAMLError as error:
@@ -162,7 +162,7 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
-    # ValueError is what `!!int many` raises.
+    # `!!int many` raises ValueError.
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{name}: not valid YAML: {said(error, lines=1)}") from None
 
@@ -184,13 +184,13 @@ class _Reader:
         if isinstance(node, yaml.ScalarNode):
             scalar = self.loader.construct_object(node)
             plain = None if scalar is None else node.value
-            # A plain scalar has no style; quotes and block styles do.
+            # A plain scalar has no style; quoted and block scalars have one.
             return Node(plain if node.style is None else Quoted(node.value), where, scalar)
         if isinstance(node, yaml.SequenceNode):
             return Node([self.read(child, child.start_mark.line) for child in node.value], where)
         children: dict[str, Node] = {}
         for key, value in node.value:
-            # The line of the key says more than that of the value's first item.
+            # The line of the key helps more in a message than the line of the value's first item.
             line = key.start_mark.line
             if not isinstance(key, yaml.ScalarNode):
                 raise ConfigError(f"{self.where(line)}: expected a name as the key, got a {key.id}")
@@ -205,7 +205,7 @@ class _Reader:
 def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: str = "") -> None:
     """Write plain values (None, bool, int, float, str, and lists and dicts of them) under their keys.
 
-    The write is atomic. `header` goes to the top as comment lines.
+    The write is atomic. `header` is written at the top as comment lines.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,7 +215,7 @@ def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: 
 
 
 def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:
-    """Write the fields of instances of option dataclasses so that `--config path` gives equal values again.
+    """Write the fields of instances of option dataclasses so that `--config path` restores equal values.
 
     It omits None where that is the default, options with ``dumped=False``, secrets, and values that YAML cannot represent.
     The write is atomic; a missing folder is created.

@@ -1,1 +1,1 @@
-"""One record of a packed row (its tokens, segments, pairs, and who sees whom) for the terminal, the figure and the page."""
+"""Reports on data sets (`check`), and one row as training sees it, in a terminal, a figure and a page (`view`)."""

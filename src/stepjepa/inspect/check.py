@@ -28,29 +28,31 @@ if TYPE_CHECKING:
 
 @dataclass
 class FileOptions:
-    """What ``stepjepa check`` reads and shows."""
+    """Options of ``stepjepa check`` only: what it reads and shows."""
 
     file: str | None = option(None, "The data file; usually written without --file.", "check")
     dataset_split: str = option("train", "Split of a Hub data set.", "check")
     eval_file: str | None = option(
         None,
-        "A second file or data set; the report lists its questions that are also in the first.",
+        "A second file or data set; the report counts its questions that are also in the first.",
         "check",
     )
     eval_split: str = option("test", "Split of a Hub data set given as eval_file.", "check")
     model_name: str | None = option(
         None,
-        "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file). With one, the report "
-        "also shows what a model will see of the file with the training options.",
+        "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file). With a tokenizer, the "
+        "report also shows what a model will see of the file in training.",
         "check",
     )
-    num_proc: int = option(1, "Processes that count and tokenise rows.", "check", at_least=1)
+    num_proc: int = option(
+        1, "Number of processes that count and tokenise rows.", "check", at_least=1
+    )
     json: bool = option(False, "Print the report as one JSON object.", "check")
 
 
 @dataclass
 class CheckOptions(ExampleOptions, FileOptions):
-    """All options of ``stepjepa check``; those of training have the same meaning there."""
+    """All options of ``stepjepa check``; the training options mean the same as in ``stepjepa train``."""
 
 
 _NAME = Names(CheckOptions, PrepareOptions)
@@ -69,10 +71,10 @@ class Truncation:
     """What `max_length` cuts from chats.
 
     Attributes:
-        max_length: in tokens.
+        max_length: the limit, in tokens.
         answers_cut: examples whose answer is cut.
         rows_without_room: rows that are skipped because the prompt alone fills `max_length`.
-        longest: the `max_length` that holds every chat without a cut.
+        longest: the smallest `max_length` at which no chat is cut.
     """
 
     max_length: int
@@ -81,7 +83,7 @@ class Truncation:
     longest: int
 
     def line(self) -> str:
-        """What is cut, and the length that would hold all chats."""
+        """What is cut, and the length at which nothing would be."""
         answers = counted(self.answers_cut, "answer")
         rows = counted(self.rows_without_room, "row")
         return (
@@ -95,8 +97,10 @@ class TokenStatistics:
     """What a model will see of a data set.
 
     Attributes:
-        tokenizer: its name; `vocabulary`: the number of its entries.
-        method: the objective and its form in words; `objective`: the objective itself, which the record stores by name.
+        tokenizer: the name of the tokenizer.
+        vocabulary: the number of its entries.
+        method: the objective and its form in words.
+        objective: the objective itself, which the record stores by name.
         data: the data report of training: rows, pairs, lengths, labels.
         truncation: None for plain text, which is never truncated.
     """
@@ -106,7 +110,7 @@ class TokenStatistics:
     method: str
     objective: Objective
     data: DataReport
-    truncation: Truncation | None = None
+    truncation: Truncation | None
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
@@ -150,13 +154,13 @@ class CheckReport:
             lines += ["", *self.tokens.lines()]
         lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
         lines += ["", *self.texts.verdict_lines()]
-        # The one place that makes text of the file safe to print.
+        # Only here is text from the file made safe to print.
         return printable("\n".join(folded(lines)))
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
         record = self.texts.to_dict()
-        # The key is older than the class; readers of the JSON depend on it.
+        # The key is older than the class, and readers of the JSON depend on it.
         if self.tokens is not None:
             record["feeding"] = self.tokens.to_dict()
         record["warnings"] = [warning._asdict() for warning in self.warnings]
@@ -174,14 +178,14 @@ def check(
     """Read a data set and report its messages, steps, unusable rows and warnings; with a tokenizer also what a model sees.
 
     Args:
-        data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows.
+        data: a file, the name of a data set on the Hub, a `datasets.Dataset`, or a list of rows.
         tokenizer: the Hub id or folder of a tokenizer, or a preset, whose tokenizer is trained on `data`.
         eval_file: a second data set, in one of these forms, whose questions are looked for in the first.
-        options: those of ``stepjepa check`` by name, and the method's, as for `JEPAConfig`. Without ``objective``, plain
-            text is read as for ``split``.
+        options: the options of ``stepjepa check`` by name, and those of the method, as for `JEPAConfig`. Without
+            ``objective``, plain text is read as for ``split``.
 
     Raises:
-        ConfigError: an option, a tokenizer or a template that cannot be used.
+        ConfigError: an option, the tokenizer or the template cannot be used.
         DataError: the data cannot be read, no row can be used, or with ``strict_data`` the first unusable row.
 
     Examples:
@@ -189,18 +193,18 @@ def check(
     """
     name = None if tokenizer is None else str(tokenizer)
     of_method: dict[str, Any] = {**options}
-    # The files and the tokenizer are arguments of this function, and the result has a text and a JSON form.
+    # Not options here: the files and the tokenizer are arguments, and the result has both a text and a JSON form.
     arguments = (_NAME.file, _NAME.eval_file, _NAME.model_name, _NAME.json)
     file_options = FileOptions(**pop_options(FileOptions, of_method, *arguments))
     check_fields(file_options)
     method, names_objective = method_from(of_method), _NAME.objective in of_method
-    # Without an objective the file may be meant for any of them, so missing steps are worth a warning.
+    # Without an objective, the file may be meant for any objective, so missing steps are worth a warning.
     needs_steps = find_objective(method.objective)(method).needs_steps or not names_objective
     rows = RowSource(data, file_options.dataset_split)
     eval_rows = None if eval_file is None else RowSource(eval_file, file_options.eval_split)
     reader, tokens = TextReader(rows, method), None
     if name is None:
-        # The reader counts as it goes; its chunks are only for the tokenizer.
+        # The reader counts the rows that it yields; only the tokenizer needs its chunks.
         for _ in reader.read(file_options.num_proc):
             pass
         notes = _notes_without_tokenizer(of_method)
@@ -215,7 +219,7 @@ def check(
             reader, tokenizer_of(rows, name, method), method, name, file_options.num_proc
         )
         notes = [str(unread) for unread in without_effect(method, set(of_method) - _READ)]
-    # Last, because it compares with the questions of all rows.
+    # Last, because the comparison needs the questions of all rows.
     if eval_rows is not None:
         reader.compare(eval_rows)
     warnings = text_warnings(reader.texts, needs_steps)
@@ -225,7 +229,7 @@ def check(
 
 
 def _notes_without_tokenizer(options: dict[str, Any]) -> list[str]:
-    """Notes on the options without effect until there is a tokenizer, and on what one adds."""
+    """Notes on the options that have no effect without a tokenizer, and on what a tokenizer adds."""
     unread = [
         str(Unread(name, f"without --{_NAME.model_name}"))
         for name in sorted(options)
@@ -292,13 +296,13 @@ def text_warnings(statistics: TextStatistics, steps: bool = True) -> list[DataWa
 def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
     """Warnings that matter only to objectives with steps."""
     one_step = statistics.chats - statistics.rows_with_steps
-    # Some rows without steps are normal; over half of them points to the wrong splitter.
+    # Some rows without steps are normal; more than half of all rows suggest that the splitter is wrong.
     if 2 * one_step > statistics.chats:
         yield DataWarning(
             "one_step",
             one_step,
             statistics.chats,
-            f"{_share(one_step, statistics.chats)} have one step ({statistics.steps.words})",
+            f"{_share(one_step, statistics.chats)} have fewer than two steps ({statistics.steps.words})",
             f"they make no pair for step_jepa and are used for plain language modelling only; {FEW_STEPS}",
         )
     # Rows with a list of steps that does not fit their answer: the list is ignored, which the user should know.
@@ -309,9 +313,9 @@ def _step_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             f"own_{reason}",
             unread,
             steps.rows,
-            f"{_share(unread, steps.rows)} hold steps that cannot be used: {reason_words(reason)} ({where})",
+            f"{_share(unread, steps.rows)} have steps that cannot be used: {reason_words(reason)} ({where})",
             f"their answers are split by --{_NAME.step_splitter} {steps.splitter} instead: the texts of the list must "
-            f"follow each other in the answer as they are; or name another --{_NAME.steps_column}",
+            f"occur unchanged and in order in the answer; or name another --{_NAME.steps_column}",
         )
 
 
@@ -330,7 +334,7 @@ def _row_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             repeats,
             statistics.rows_usable,
             f"{share} repeat the {what} of an earlier one ({_first(*statistics.first_repeat)})",
-            f"{remedy}; never split them over training and evaluation",
+            f"{remedy}; never split them between training and evaluation",
         )
     if leak is not None and leak.found:
         yield DataWarning(
@@ -339,7 +343,7 @@ def _row_warnings(statistics: TextStatistics) -> Iterator[DataWarning]:
             leak.rows,
             f"{_share(leak.found, leak.rows)} of {leak.source} repeat questions of the training file "
             f"({_first(*leak.first)})",
-            "an evaluation on them measures memory: remove them from one of the two files",
+            "an evaluation on them measures memorisation: remove them from one of the two files",
         )
 
 
@@ -347,7 +351,7 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
     """Warnings about the data set as the tokenizer and the options of the run see it."""
     data, warnings = statistics.data, list[DataWarning]()
     if statistics.objective.makes_pairs and not data.pairs:
-        text = f"no example of {data.examples:,} has a pair for {statistics.objective.label}"
+        text = f"no pair for {statistics.objective.label} in {counted(data.examples, 'example')}"
         advice = "stepjepa train would stop: see the reasons under Pairs"
         warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
     warnings += data.prompts.warnings()
@@ -362,7 +366,9 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
         warnings.append(DataWarning("truncated", rows_cut, data.rows_read, text, advice))
     if data.rows_kept and data.end_token is None:
         text = "nothing ends an answer: the template writes no special token and the tokenizer has no EOS"
-        remedy = f"give the tokenizer an eos_token, or a --{_NAME.chat_template} that ends turns"
+        remedy = (
+            f"give the tokenizer an eos_token, or name a --{_NAME.chat_template} that ends turns"
+        )
         advice = f"the model is not taught to stop: {remedy}"
         warnings.append(DataWarning("no_end_of_turn", data.rows_kept, data.rows_kept, text, advice))
     return warnings
@@ -374,7 +380,7 @@ def _share(rows: int, total: int) -> str:
 
 
 def _first(*places: str) -> str:
-    """The places of a first case."""
+    """The places of the first case, in words."""
     return f"first: {' and '.join(places)}"
 
 

@@ -1,7 +1,7 @@
 """The picture of a row: who sees whom (matplotlib, extra ``analysis``).
 
-Drawn without pyplot, so nothing global is changed and no window opens. Figures are 8 inches wide: at 800 pixels the smallest
-letters are 12 pixels high.
+It is drawn without pyplot, so no global state changes and no window opens. Figures are 8 inches wide: at 800 pixels, the
+smallest letters are 12 pixels high.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Lengths are in inches, sizes of letters in points.
+# Lengths are in inches, font sizes in points.
 WIDTH = 8.0
 INK, FAINT, PAPER = "#1b2028", "#5b6472", "#ffffff"
-# Of the labels of the two readouts.
+# Colours of the labels of the two readouts.
 SOURCE, TARGET = "#0b4a80", "#9a5b00"
 _SMALL = 9
 # The side of the mask, and the distance between two labels next to it.
 _MASK = 5.5
 _LABEL = 0.155
-# Cells along the mask's side; longer rows are sampled evenly.
+# The most cells along the mask's side; longer rows are sampled evenly.
 _MOST_CELLS = 1600
 
 
@@ -43,7 +43,7 @@ def row_figure(record: RowRecord, title: str) -> Figure:
     """
     kinds = [meaning for name, meaning in KINDS.items() if name in record.kinds]
     heading = escaped(f"{title}: {record.counts}")
-    # Matplotlib's font has few letters beyond ASCII; the others become escapes.
+    # Matplotlib's font has few characters beyond ASCII, so all of those become escapes.
     lines = textwrap.wrap(heading.encode("ascii", "backslashreplace").decode(), 104)
     figure = library("matplotlib.figure", "analysis").Figure(
         figsize=(WIDTH, _MASK + 1.1 + 0.17 * len(lines) + 0.1 * len(kinds)),
@@ -69,9 +69,9 @@ def row_figure(record: RowRecord, title: str) -> Figure:
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) -> None:
-    """Write a figure as PNG, as `write_page` does.
+    """Write a figure as PNG, atomically.
 
-    The same figure gives the same bytes with the same version of matplotlib.
+    The same version of matplotlib writes the same bytes for the same figure.
 
     Args:
         dpi: pixels per inch; 100 makes the picture 800 pixels wide.
@@ -81,7 +81,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) ->
     """
     # Drawn in memory first, so that a failure leaves no half file.
     memory = io.BytesIO()
-    # Matplotlib would write its version, and the same figure would differ from one version to the next.
+    # By default matplotlib writes its version into the file.
     figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})
     write_page(memory.getvalue(), path)
 
@@ -95,7 +95,7 @@ def _draw_mask(axes: Axes, record: RowRecord) -> None:
     seen = record.visible[np.ix_(shown, shown)]
     # Where a query sees a key, the cell has the key's colour, and is white otherwise: (cells, cells, 3).
     picture = np.where(seen[..., None], of_key, 1.0)
-    # The extent counts tokens, so labels and lines need no scaling in a sampled row.
+    # The extent is in tokens, so labels and lines need no scaling for a sampled row.
     axes.imshow(picture, extent=(0, size, size, 0), interpolation="nearest", aspect="auto")
     axes.set_title(
         "who sees whom   (down: who looks; across: who is seen)",
@@ -141,7 +141,7 @@ def _side_labels(
             free = row + distance
 
 
-# The series of figures and of the report's page: their colours differ under deuteranopia too, and their lines have dashes.
+# The series in figures and in the report: their colours also differ under deuteranopia, and their lines have dashes.
 
 
 class Colour(NamedTuple):
@@ -160,13 +160,13 @@ COLOURS = (
     Colour("#3d2bff", "#4f7bff"),
     Colour("#8a1c5c", "#6f9a52"),
 )
-# Figures with dashes or markers have this many of them, too.
+# The number of colours, and also of the dash patterns and markers in figures.
 SERIES = len(COLOURS)
 
 
 def series_style(index: int) -> tuple[int, int]:
     """The numbers of the colour and of the dashes of series `index`: 49 series differ, the first 7 of them in both."""
-    # The shift after every 7 series gives a colour different dashes each time.
+    # After every 7 series, the shift combines each colour with different dashes.
     return index % SERIES, (index + index // SERIES) % SERIES
 
 

@@ -1,9 +1,9 @@
 """A page that explains a row: one file with its style, script and data, which needs no network.
 
-The page has no visibility rule of its own: for each token it gets the runs of tokens that it sees (`RowRecord.visible`), and
-the integer fields that the rule reads, so that it can explain why. Text of the data reaches the page as JSON inside a script
-element of a type that no browser runs, and from there the document as text. The page's Content-Security-Policy forbids all
-connections, and every script except its own, known by its hash.
+The page does not implement the visibility rule: for each token it gets the runs of tokens that the token sees
+(`RowRecord.visible`), and the integer fields that the rule reads, so that it can explain why. Text from the data is in the
+page as JSON, inside a script element of a type that no browser runs, and its script inserts it only as text. The page's
+Content-Security-Policy forbids all connections, and every script except its own, which it identifies by a hash.
 
 Shapes: L positions of a row.
 """
@@ -69,7 +69,7 @@ def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
 
 
 def page_html(data: Mapping[str, Any]) -> str:
-    """The page, in ASCII, of what `page_data` returns."""
+    """The page, in ASCII, for what `page_data` returns."""
     style = _colours() + base_style() + _part("page.css")
     script = "".join(_part(name) for name in _SCRIPTS)
     # The data go in last, so that no text in them is replaced as a placeholder.
@@ -87,16 +87,16 @@ def page_html(data: Mapping[str, Any]) -> str:
 
 def script_json(data: object) -> str:
     """JSON for the inside of a script element: ASCII, without characters that HTML interprets."""
-    # Without the escapes a text such as </script> would end the element.
+    # Without the escapes, text such as </script> would end the element.
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
 
 
 def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
-    """Write a page or a picture with an atomic write; a missing folder is created.
+    """Write a page or a picture atomically; a missing folder is created.
 
     Raises:
-        ConfigError: it cannot be written; an earlier file is unchanged.
+        ConfigError: the file cannot be written; an earlier one is unchanged.
     """
     path = Path(path)
     try:

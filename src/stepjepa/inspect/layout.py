@@ -42,7 +42,7 @@ class RowForm:
     Attributes:
         predictor_ids: ids of the K predictors of every group, in the order of the row.
         predictors: the texts of learned tokens, by id.
-        inline: whether they are inserted into the chat.
+        inline: whether predictor tokens are inserted into the chat.
         vector_names: the objective's names for the two sides of a pair.
     """
 
@@ -56,7 +56,7 @@ class RowForm:
         """The form of a run with checked options; loads torch."""
         from stepjepa.modeling.extras import placed_predictors, predictor_names
 
-        # Ids of learned tokens follow the tokenizer's. The masked token's is the last of them.
+        # The ids of learned tokens follow the tokenizer's; the last of them is that of the masked token.
         objective, size = objective_of(method), len(tokenizer)
         names = dict(enumerate(predictor_names(objective.learned_tokens, objective.groups), size))
         if objective.mask_ratio:
@@ -93,7 +93,7 @@ def row_record(
             zip(example.pairs, forest.example.pairs, strict=False), 1
         )
     ]
-    # A label position is that of the state that predicts; the token it predicts is the next one.
+    # A label position is that of the predicting state; the predicted token is the next one.
     labelled = np.zeros(len(forest), bool)
     labelled[forest.label_positions + 1] = True
     return RowRecord(
@@ -110,7 +110,7 @@ def row_record(
 
 def _inserted(forest: Forest, form: RowForm) -> np.ndarray:
     """(L,) bool, True for predictor tokens."""
-    # A mask has a learned id too, but stands for a token of the chat.
+    # A mask has a learned id, too, but replaces a token of the chat.
     ids = [token for token, name in form.predictors.items() if name != MASK]
     return np.isin(forest.input_ids, ids)
 
@@ -152,7 +152,7 @@ def _row_pair(
     # Index of a chat token -> index in the row, which differ behind inserted predictors.
     on_trunk = np.flatnonzero(~_inserted(forest, form)[: forest.trunk_length]).tolist()
     copy = example.segment(pair.target)
-    # Sums of states on the trunk, as of the semantic tube, have no views.
+    # Sums of states on the trunk, as in the semantic tube, have no views.
     if not copy or len(pair.source.terms) > 1 or len(pair.target.terms) > 1:
         return RowPair(number, source, target, form.vector_names, weight=pair.weight)
 
@@ -161,7 +161,7 @@ def _row_pair(
     if segment is None or not len(segment.ids):
         source_end = on_trunk[example.sees(pair.source)]
     else:
-        # The source view has a segment of its own.
+        # The source view is in a separate segment.
         begin = forest.starts[pair.source.terms[0].segment]
         source_segment = begin, begin + segment.length
         source_end = source_segment[1] - 1
@@ -193,7 +193,7 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan]) -> list[str]:
     for start, stop in example.labels:
         inside = [span for span in spans if start <= span.start < stop]
         if inside and all(span.name.startswith(("answer", "step")) for span in inside):
-            # Labels of an answer reach to the end of its turn.
+            # The labels of an answer extend to the end of its turn.
             first = inside[0].start
             names[first:stop] = ["trunk: end of turn"] * (stop - first)
     for name, start, stop in spans:
@@ -203,7 +203,7 @@ def trunk_names(example: Example, spans: Sequence[NamedSpan]) -> list[str]:
 
 
 def token_text(tokenizer: PreTrainedTokenizerBase) -> Callable[[int], str]:
-    """A function from a token id to its text; bytes that form no complete character are shown as the vocabulary has them."""
+    """A function from a token id to its text; bytes that form no complete character are shown as in the vocabulary."""
 
     def text(index: int) -> str:
         piece = tokenizer.convert_ids_to_tokens(index)

@@ -1,10 +1,10 @@
 """The record of a row: the kind of every token, the states that are read, and who sees whom.
 
 `layout` makes the record of an example; terminal, picture and page show it and share the table of token kinds (`KINDS`). The
-record has no visibility rule of its own: `forest.visibility.visible` decides who sees whom.
+record does not implement the visibility rule: `forest.visibility.visible` decides who sees whom.
 
-Colours differ under deuteranopia too: blue against yellow, and light against dark. No colour is the only mark of anything:
-kinds have letters, segments have names. Text from the data is written only through `token_label` or `utils.text.escaped`.
+Colours also differ under deuteranopia: blue against yellow, and light against dark. Nothing is marked by colour alone: kinds
+have letters, segments have names. Text from the data is written only through `token_label` or `utils.text.escaped`.
 
 Shapes: L positions of a row, S sections.
 """
@@ -33,8 +33,8 @@ FIELDS = {
 
 
 class Kind(NamedTuple):
-    """A kind of token: its letter, its meaning, its style in a terminal, its colours on light and dark paper, and those
-    of its letter on these."""
+    """A kind of token: its letter, its meaning, its style in a terminal, its colours on light and dark paper, and the
+    colours of its letter on them."""
 
     letter: str
     meaning: str
@@ -104,7 +104,7 @@ def token_label(text: str) -> str:
 
 
 class Readout(NamedTuple):
-    """A token whose state is read, with the coefficient of the state in the vector of its side."""
+    """A token whose state is read, with the state's coefficient in the vector of one side of the pair."""
 
     token: int
     coefficient: float = 1.0
@@ -116,7 +116,7 @@ class Views:
 
     Attributes:
         source_end: last token of the source view, on the trunk or in its own segment.
-        source_segment: [start, stop) of a source view with its own segment; None for one on the trunk.
+        source_segment: [start, stop) of a source view in a separate segment; None if the view is on the trunk.
         original: [start, stop) of the target view on the trunk; None if its tokens are not there.
         copy: [start, stop) of the isolated tokens; the same as `original` in the `inline` form.
     """
@@ -133,10 +133,10 @@ class RowPair:
 
     Attributes:
         number: from 1.
-        source, target: the weighted states, by token, whose sum is the vector of a side.
-        names: of the two sides.
-        views: None if the sides are sums of states of the trunk.
-        weight: of the pair in the loss.
+        source, target: the weighted states, by token, whose sum is the vector of the side.
+        names: the names of the two sides.
+        views: the two views; None if the sides are sums of states of the trunk.
+        weight: the weight of the pair in the loss.
     """
 
     number: int
@@ -172,7 +172,7 @@ class Lanes:
 
     Attributes:
         of_section: (S,) lane of each section.
-        names: of the lanes, from the top; the lanes of one group have the same name.
+        names: names of the lanes, from the top; the lanes of one group have the same name.
         width: the number of positions.
     """
 
@@ -189,7 +189,7 @@ class RowRecord:
         texts: L token texts.
         ids, positions, segments, orders, attaches, floors: (L,) int64, as `ForestCollator` passes them to the model.
         names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment of several
-            pairs has the number of the first. "predictors" are those within the trunk (`inline`).
+            pairs has the number of the first pair. Predictor tokens within the trunk (`inline`) are named "predictors".
         kinds: L keys of `KINDS`.
         labelled: (L,) bool, tokens that the LM loss predicts.
         pairs: in the order of the losses.
@@ -249,7 +249,7 @@ class RowRecord:
         labelled = int(self.labelled.sum())
         places = {
             "predictor": "of predictors",
-            "source": "in sources of their own",
+            "source": "in separate sources",
             "target": "in isolated targets",
         }
         elsewhere = [
@@ -291,7 +291,7 @@ class RowRecord:
         return f"source {where}, read at {source}", f"target {copy}, read at {target}"
 
     def _states(self, terms: tuple[Readout, ...]) -> str:
-        """The states in words: one by its token, a sum as ``- h[20] + h[39]``; neighbours of equal weight are a mean."""
+        """The states in words: one state by its token, a sum as ``- h[20] + h[39]``, equal neighbours as a mean."""
         if len(terms) == 1 and terms[0].coefficient == 1:
             return self._token(terms[0].token)
         parts = []
@@ -323,5 +323,5 @@ def edges_of(marks: np.ndarray) -> list[int]:
 
 
 def evenly(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `count`, the first and the last among them."""
+    """At most `most` of the numbers below `count`, evenly spaced, including the first and the last one."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int)).tolist()

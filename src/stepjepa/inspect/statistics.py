@@ -44,7 +44,7 @@ from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted
 
-# Of each text of the first row.
+# How much is shown of each text of the first row.
 _SHOWN_CHARACTERS, _SHOWN_LINES = 400, 4
 # Lines of the table of steps; answers with more steps are counted together.
 _LONGEST_TABLE = 8
@@ -66,7 +66,7 @@ class RowSample:
     """A row that is printed as an example.
 
     Attributes:
-        place: of the row.
+        place: the place of the row in its source.
         texts: "User", "Tool call", "Assistant" and so on -> the first 400 characters of the first such text; "Text" -> those
             of plain text.
         steps: the number of steps of the first answer; None for plain text.
@@ -94,7 +94,7 @@ class Leak(RowCounts):
     """Rows of an evaluation file whose question is in the training file.
 
     Attributes:
-        rows: usable rows, which were compared.
+        rows: usable rows; only these were compared.
         found: rows with a question of the training file.
         first: places of the first such row and of the training row; () if there is none.
     """
@@ -166,7 +166,7 @@ class TextStatistics(RowCounts):
             if rows < chats:
                 verdict += f"; the other {chats - rows:,} would be used for the LM loss only"
             return verdict
-        few = f"only {rows:,} of {chats:,} rows have two steps ({self.steps.words})"
+        few = f"only {rows:,} of {chats:,} rows have two or more steps ({self.steps.words})"
         return f"not for step_jepa: {few}; {FEW_STEPS}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -243,7 +243,7 @@ class Chunk(NamedTuple):
 
 @dataclass
 class _Counter:
-    """Counts chunks of rows independently, so that any process can count them.
+    """Counts chunks of rows independently of each other, so that any process can count any chunk.
 
     Attributes:
         empty: statistics of no rows.
@@ -259,9 +259,9 @@ class _Counter:
         texts = deepcopy(self.empty)
         chats = list[CheckedChat | RowError]()
         questions: dict[int, int] = {}
-        # With an encoder the rendered chat is counted: a template may leave out parts of a row.
+        # With an encoder, the rendered chat is counted, because a template may leave out parts of a row.
         renderer = None if self.encoder is None else self.encoder.chats
-        # A bad row raises in its own count, so it is skipped and the others go on.
+        # The error of a bad row is caught for that row, so it is skipped and the others are counted.
         for number, (place, row) in numbered:
             if texts.plain_text and is_stream(row):
                 question = attempted(self._count_text, texts, place, row)
@@ -337,8 +337,8 @@ class TextReader:
     As in training, the first row decides whether the data set has chats or plain text.
 
     Args:
-        rows: of the data set.
-        method: how they become chats and are split into steps.
+        rows: the rows of the data set.
+        method: the options by which rows become chats and are split into steps.
 
     Attributes:
         texts: the statistics of the rows read so far.
@@ -357,7 +357,7 @@ class TextReader:
         empty = TextStatistics(rows.name, rules.name, plain_text, steps=steps)
         self.rows = rows
         self.texts = deepcopy(empty)
-        # Hash of a question -> number of the first row with it. Texts would take the memory of the file.
+        # Hash of a question -> number of the first row with it. The texts would take as much memory as the file.
         self._first_row_of: dict[int, int] = {}
         options = EncodeOptions.of(method, rules=rules)
         self._counter = _Counter(empty, options)

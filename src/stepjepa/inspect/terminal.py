@@ -27,7 +27,7 @@ _FAINT = "dim"
 _BAR = "\u2502"
 # Two rows of the mask in one character, by upper + 2 * lower: empty, upper half, lower half, full.
 _BLOCKS = " \u2580\u2584\u2588"
-# Pairs with lines of their own; of the others the number is shown.
+# The most pairs that are listed; of the others only the number is shown.
 _MOST_PAIRS = 12
 
 
@@ -45,7 +45,7 @@ def draw(record: RowRecord, console: Console, title: str, notes: Sequence[str]) 
     for lines in (_loss_lines(record), _pair_lines(record), mask_lines(record, console.width)):
         console.print()
         for line in lines:
-            # Lines of the mask are filled to the width.
+            # Lines of the mask fill the width exactly, so rich must not wrap them.
             console.print(line, soft_wrap=bool(line.no_wrap))
 
 
@@ -56,7 +56,7 @@ def _tokens(record: RowRecord) -> Table:
     table.add_column("index", justify="right", no_wrap=True, style=_FAINT)
     table.add_column("position", justify="right", no_wrap=True, style=_FAINT)
     table.add_column("tokens", overflow="fold")
-    # A line for each section; spaces and line breaks inside tokens are visible characters there.
+    # One line per section; spaces and line breaks inside tokens are shown as visible characters.
     for start, stop in record.sections:
         line = Text()
         for index in range(start, stop):
@@ -95,12 +95,12 @@ def _pair_lines(record: RowRecord) -> Iterator[Text]:
 
 
 def mask_lines(record: RowRecord, width: int) -> Iterator[Text]:
-    """Who sees whom, two query rows per line; a row wider than `width` is sampled evenly, which the first line states."""
-    # Ten columns on the left hold the query's position and the letters of both queries.
+    """Who sees whom, two query rows per line. A row wider than `width` is sampled evenly, as the first line then states."""
+    # Ten columns on the left show the query's position and the letters of both queries.
     shown = evenly(len(record), max(width, 30) - 10)
     where = "" if len(shown) == len(record) else f"; {len(shown)} of {len(record)} positions"
     yield Text(
-        f"who sees whom (down: who looks, two a line; across: who is seen{where})", style=_FAINT
+        f"who sees whom (down: who looks, two per line; across: who is seen{where})", style=_FAINT
     )
     kinds = [KINDS[record.kinds[index]] for index in shown]
     strip = Text(" " * 10, no_wrap=True)

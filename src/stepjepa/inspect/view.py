@@ -35,22 +35,24 @@ if TYPE_CHECKING:
 
 @dataclass
 class RowOptions:
-    """What ``stepjepa inspect`` shows."""
+    """Options of ``stepjepa inspect`` only: which row it shows, and where."""
 
     file: str | None = option(None, "The data file; usually written without --file.", "inspect")
-    row: int = option(0, "Which row, counted from 0.", "inspect", at_least=0)
+    row: int = option(0, "The row to show, counted from 0.", "inspect", at_least=0)
     model_name: str = option(
         "mini",
         "Tokenizer: a Hub id, a local folder, or a preset (micro, tiny, mini: trained on the file).",
         "inspect",
     )
-    seed: int = option(42, "Seed for what is sampled every epoch; epoch 0 is shown.", "inspect")
+    seed: int = option(42, "Seed of what is sampled in every epoch; epoch 0 is shown.", "inspect")
     png: str | None = option(
-        None, "Write a picture of who sees whom to this PNG file (extra analysis).", "inspect"
+        None,
+        "Write a picture of who sees whom to this PNG file (needs stepjepa[analysis]).",
+        "inspect",
     )
     html: str | None = option(
         None,
-        "Write a page to this file that shows, token by token, who sees whom; it needs no network.",
+        "Write an HTML page to this file that shows, token by token, who sees whom; it needs no network.",
         "inspect",
     )
     overwrite: bool = option(
@@ -60,13 +62,13 @@ class RowOptions:
 
 @dataclass
 class InspectOptions(ExampleOptions, RowOptions):
-    """All options of ``stepjepa inspect``; those of training have the same meaning there."""
+    """All options of ``stepjepa inspect``; the training options mean the same as in ``stepjepa train``."""
 
 
 _NAME = Names(InspectOptions)
-# Pixels, in a notebook.
+# Height of the page in a notebook, in pixels.
 _PAGE_HEIGHT = 640
-# Suffixes of the files.
+# Suffixes of the files to write.
 _PAGE, _PICTURE = (".html", ".htm"), (".png",)
 
 
@@ -87,7 +89,7 @@ class RowView:
     written: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        # A row that went to a file is not drawn in the terminal as well.
+        # A row that was written to a file is not drawn in the terminal as well.
         if self.written:
             return printable("\n".join([self.title, *self.notes, *self.written]))
         from rich.console import Console
@@ -107,7 +109,7 @@ class RowView:
         """Write the picture (``.png``) or the page (``.html``).
 
         Raises:
-            ConfigError: another suffix, or a file that exists or cannot be written.
+            ConfigError: the suffix is neither of these, or the file exists or cannot be written.
         """
         _check_output(file, (*_PAGE, *_PICTURE), overwrite)
         if Path(file).suffix.lower() in _PAGE:
@@ -130,19 +132,19 @@ def inspect(
     row: int = 0,
     **options: Unpack[InspectKeywords],
 ) -> RowView:
-    """Show a row as the model sees it in the first epoch of training, under the options of a run.
+    """Show a row as the model sees it in the first epoch of training, with the options of a run.
 
     Args:
-        data: a file, a Hub data set's name, a `datasets.Dataset`, or a list of rows.
+        data: a file, the name of a data set on the Hub, a `datasets.Dataset`, or a list of rows.
         tokenizer: a tokenizer, the Hub id or folder of one, or a preset, whose tokenizer is trained on `data`.
-        row: counted from 0.
-        options: those of ``stepjepa inspect`` by name (`RowOptions`; with ``png`` or ``html``, printing the result lists
-            the written files), and the method's, as for `JEPAConfig` (``objective``, ``predictors``, ``labels``,
-            ``forward``, ``max_length``, ...); those that do not change what the model sees have no effect here.
+        row: the number of the row, counted from 0.
+        options: the options of ``stepjepa inspect`` by name (`RowOptions`; with ``png`` or ``html``, printing the result
+            lists the written files), and those of the method, as for `JEPAConfig` (``objective``, ``predictors``,
+            ``labels``, ``forward``, ``max_length``, ...); options that do not change what the model sees have no effect.
 
     Raises:
-        ConfigError: an unknown option, a value that cannot be used, no such row or tokenizer, or a file that cannot be
-            written.
+        ConfigError: an option is unknown or has a value that cannot be used, there is no such row or tokenizer, or a file
+            cannot be written.
         DataError: the data cannot be read, or training would skip the row.
 
     Examples:
@@ -156,7 +158,7 @@ def inspect(
     row_options = RowOptions(row=row, **keywords)
     check_fields(row_options)
     method = method_from(of_method)
-    # Suffixes -> the file to write. One that cannot be written is an error now, before the work and the other file.
+    # Suffixes -> the file to write. A file that cannot be written is refused now, before any work is done.
     outputs = {_PAGE: row_options.html, _PICTURE: row_options.png}
     files = {suffixes: file for suffixes, file in outputs.items() if file is not None}
     for suffixes, file in files.items():
@@ -165,7 +167,7 @@ def inspect(
         library("matplotlib", "analysis")
 
     rows = RowSource(data)
-    # Before a tokenizer is loaded or trained, which takes longer than a look for the row.
+    # A missing row is noticed before a tokenizer is loaded or trained, which takes longer.
     place, _ = row_at(rows, row)
     loaded: Any = tokenizer
     if isinstance(tokenizer, (str, os.PathLike)):
@@ -185,17 +187,17 @@ show_row = inspect
 
 
 def _check_output(file: str | os.PathLike[str], suffixes: Sequence[str], overwrite: bool) -> None:
-    """Refuse an output (ConfigError) with another suffix, or one that exists already."""
+    """Refuse an output file (ConfigError) that has another suffix or already exists."""
     path = Path(file)
     if path.suffix.lower() not in suffixes:
         raise ConfigError(f"{file}: the file's name must end in {' or '.join(suffixes)}")
     if path.exists() and not overwrite:
         raise ConfigError(
-            f"{file}: exists; choose another name, or --{_NAME.overwrite} to replace it"
+            f"{file}: the file exists; choose another name, or give --{_NAME.overwrite} to replace it"
         )
 
 
-# The example that is shown: that of a row, as training samples it in epoch 0. `check` shares some of these functions.
+# The shown example: that of a row, as training samples it in epoch 0. `check` shares some of these functions.
 
 
 def method_from(options: Mapping[str, Any]) -> JEPAOptions:
@@ -215,7 +217,7 @@ def pop_options(kind: type, options: dict[str, Any], *excluded: str) -> dict[str
 
 
 def tokenizer_of(rows: RowSource, name: str, method: JEPAOptions) -> PreTrainedTokenizerBase:
-    """Load the tokenizer of a run; a preset's is trained on the file, whose columns `method` may name."""
+    """Load the tokenizer of a run; a preset's tokenizer is trained on the file, whose columns `method` may name."""
     from stepjepa.modeling.load import load_tokenizer
 
     return load_tokenizer(name, texts_of([rows], method.columns))
@@ -224,7 +226,7 @@ def tokenizer_of(rows: RowSource, name: str, method: JEPAOptions) -> PreTrainedT
 def encoder_for(
     rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions
 ) -> RowEncoder:
-    """Make training's encoder of a data set; ConfigError if the tokenizer has ids beyond the model's embedding."""
+    """Make the encoder that training has for a data set; ConfigError for token ids beyond the model's embedding."""
     from stepjepa.modeling.load import check_vocabulary, configured_rows
 
     tokenizer = chat_tokenizer(tokenizer, method)
@@ -248,7 +250,7 @@ def row_at(rows: RowSource, number: int) -> tuple[str, Any]:
     for count, (label, row) in enumerate(rows, 1):
         if count > number:
             return rows.place(label), row
-    raise ConfigError(f"row {number}: {rows.name} has {counted(count, 'row')}, counted from 0")
+    raise ConfigError(f"row {number}: {rows.name} has only {counted(count, 'row')}, counted from 0")
 
 
 def shown_row(
@@ -257,7 +259,8 @@ def shown_row(
     """The record of the first example of row `number`, as training samples it in epoch 0, and notes on it.
 
     Args:
-        encoder: of the run; `method`: its checked options.
+        encoder: the encoder of the run.
+        method: the checked options of the run.
 
     Raises:
         ConfigError: no such row.
@@ -270,7 +273,7 @@ def shown_row(
     for skipped in encoded.report.first_skipped.values():
         raise DataError(f"{skipped}; training skips this row")
     objective, example = objective_of(method), encoded.store[0]
-    # Sampling is seeded by the example's number, so the same pairs are shown that training would draw.
+    # Sampling is seeded by the example's number, so the pairs that are shown are those that training draws.
     index = _examples_before(rows, number, encoder, method)
     sampled = ExampleDraw(objective, seed, method.jepa_ratio)(example, 0, index)
     form = RowForm.of(method, encoder.tokenizer)
@@ -281,19 +284,19 @@ def shown_row(
     # The data report of this row alone; it also says why there is no pair. Its first line only counts rows.
     notes = encoded.report.lines()[1:]
     if "fewer_than_two_steps" in encoded.report.examples_without_pairs:
-        notes.append(f"(stepjepa check {rows.name} says which step splitter finds steps)")
+        notes.append(f"(stepjepa check {rows.name} shows how many steps the splitter finds)")
     return record, [*notes, *_notes(method, example, sampled, seed, index)]
 
 
 def _examples_before(rows: RowSource, number: int, encoder: RowEncoder, method: JEPAOptions) -> int:
     """The number of examples that training makes of the rows before row `number`; the sampling of a row depends on it."""
-    # Encoding all earlier rows takes long, so it is skipped where nothing is sampled.
+    # Encoding all earlier rows takes long, so it is skipped if nothing is sampled.
     if number == 0 or not (objective_of(method).sampled or method.jepa_ratio < 1):
         return 0
     before = [row for _, row in islice(rows, number)]
     try:
         return len(encode_dataset(before, encoder.tokenizer, encoder.renderer, encoder.options)[0])
-    # Training keeps no example of them.
+    # Training keeps no example of these rows.
     except DataError:
         return 0
 
@@ -301,13 +304,13 @@ def _examples_before(rows: RowSource, number: int, encoder: RowEncoder, method: 
 def _notes(
     method: JEPAOptions, example: Example, sampled: Example, seed: int, index: int
 ) -> Iterator[str]:
-    """Notes on what training does with an example and its picture does not show; `sampled` is the example of epoch 0."""
+    """Notes on what training does with an example that its picture does not show; `sampled` is the example in epoch 0."""
     from stepjepa.training.sampling import keeps_pairs
 
     objective, pairs = objective_of(method), example.view_pairs
     epoch = f"epoch 0 with seed {seed}"
     if not objective.makes_pairs:
-        yield f"no pair: the objective {method.objective} makes none"
+        yield f"no pair: the objective {method.objective} makes no pairs"
     elif pairs and not keeps_pairs(seed, 0, index, method.jepa_ratio):
         yield f"no pair in {epoch}: {_NAME.jepa_ratio} {method.jepa_ratio:g} leaves this row out"
     elif pairs and not sampled.pairs:
@@ -315,11 +318,11 @@ def _notes(
     elif pairs and objective.sampled:
         yield f"{counted(len(sampled.pairs), 'pair')}, sampled for {epoch}"
     if method.forward == "two_pass":
-        yield "forward two_pass: in training every segment is a separate row, after what it sees of the trunk"
+        yield "forward two_pass: in training, every segment is a separate row, after the part of the trunk that it sees"
     if objective.separate_targets and sampled.pairs:
         yield (
-            f"targets get no gradient: {_NAME.target_encoder} {method.target_encoder} encodes them in a pass of their own, "
-            "not in this row"
+            f"targets get no gradient: {_NAME.target_encoder} {method.target_encoder} encodes them in a separate pass, not "
+            "in this row"
         )
 
 
@@ -334,12 +337,12 @@ def row_spans(row: object, example: Example, encoder: RowEncoder) -> tuple[Named
 def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]:
     """The spans of a chat's messages and of the answers' steps among its tokens; the template's tokens have no span.
 
-    Names are the roles, "tool call" and "tool result", and "step 1" .. for an answer's steps ("answer 2, step 1" if there
-    are several answers). Empty spans are left out.
+    The names are the roles, "tool call", "tool result", and "step 1" and so on for an answer's steps ("answer 2, step 1" if
+    there are several answers). Empty spans are left out.
 
     Args:
         encoder: the encoder that makes the chat's example.
-        chat: rendered, with its steps; without steps the answers are named.
+        chat: the rendered chat with its steps; without steps, whole answers are named.
     """
     ids, last = encoder.tokenised(chat)
     several = len(chat.answers) > 1
@@ -361,7 +364,7 @@ def trunk_spans(encoder: RowEncoder, chat: CheckedChat) -> tuple[NamedSpan, ...]
                 named = {f"{before}step {number}": (step[0], step[1]) for number, step in steps}
         for name, (start, end) in named.items():
             first, stop = token_span(last, message.start + start, message.start + end)
-            # A call reaches over its end of turn, which has no name after answers either.
+            # The text of a call includes its end of turn, which gets no name, as after answers.
             if name == CALL and int(ids[stop - 1]) in encoder.marks:
                 stop -= 1
             if first < stop:

@@ -1,1 +1,1 @@
-"""Runs that are compared with each other."""
+"""Studies: arms that are trained over paired seeds, scored and compared."""

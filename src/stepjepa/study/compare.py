@@ -1,7 +1,7 @@
 """Compares the arms of a study with their baseline and controls, at equal examples and equal compute, with a verdict.
 
-A study has one baseline. Every other arm may name up to three more: two controls, which differ from it only by shuffled or
-random targets, and itself trained for fewer steps, at the baseline's FLOPs. Runs with the same seed are paired.
+There is one baseline. Every other arm may name up to three further arms: two controls, which differ from it only by shuffled
+or random targets, and the same arm trained for fewer steps, at the baseline's FLOPs. Runs with the same seed are paired.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from stepjepa.evaluation.statistics import (
     summary,
 )
 
-# With two seeds, a t test takes the spread from a single number; no verdict is given below this.
+# With two seeds, a t test has a single degree of freedom. With fewer seeds than these, no verdict is given.
 MIN_SEEDS = 3
-# An arm of at most this many times the baseline's FLOPs has already been compared at equal compute.
+# Up to this multiple of the baseline's FLOPs, a comparison at equal examples is also one at equal compute.
 EQUAL_COMPUTE = 1.02
 Kind = Literal["examples", "compute", "control", "random"]
 _OTHERS: dict[Kind, str] = {
@@ -41,9 +41,9 @@ class ArmRuns:
     """The runs of one arm.
 
     Attributes:
-        name: of the arm, unique.
+        name: unique name of the arm.
         metrics: metric -> seed -> value; None or NaN for a run that diverged.
-        control, random, same_flop: names of the arms that equal this one but have shuffled targets, a random vector as
+        control, random, same_flop: names of the arms that equal this one except for shuffled targets, a random vector as
             target, or the baseline's FLOPs.
         needs_control: False for arms without targets to shuffle, such as other labels.
         flops, seconds: seed -> cost of the run.
@@ -75,7 +75,7 @@ class ArmRuns:
         result = paired_difference(
             [values[seed] for seed in seeds], [others[seed] for seed in seeds]
         )
-        # Leaving out the seeds at which one arm diverged would favour that arm, so they are kept and rule out a verdict.
+        # Dropping the seeds at which one arm diverged would favour that arm, so they are kept and rule out a verdict.
         common = self.metrics.get(metric, {}).keys() & other.metrics.get(metric, {}).keys()
         lost = sorted(common.difference(seeds))
         return ArmComparison(other.name, tuple(seeds), tuple(lost), result)
@@ -177,7 +177,7 @@ def compare_arms(
         arm.name: _comparisons(arm, roles[arm.name], by_name, baseline, metric) for arm in arms
     }
 
-    # Controls make no claim, so they do not count among the tests that are corrected.
+    # No claim is made about controls, so they do not count among the tests that are corrected.
     claims = [comparisons[name] for name, role in roles.items() if role == "arm"]
     for kind in get_args(Kind):
         tested = [by_kind for by_kind in claims if kind in by_kind]

@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import carried
+from stepjepa.config.option import Names
+from stepjepa.config.parser import known_values
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.options import DataOptions
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
@@ -95,10 +95,8 @@ def write_builtin(data: Data, folder: Path) -> None:
         return
     builtin = data.builtin
     name, seed = builtin["task"], builtin["seed"]
-    known = options_of(task_class(name))
-    options = {key: value for key, value in builtin.items() if key in known}
-    task = make_task(name, **options)
-    # No problem of the test split may occur in the other splits: `instance` recognises one whose text differs.
+    task = make_task(name, **known_values(builtin, task_class(name)))
+    # No problem of the test split may occur in the other splits: `instance` also recognises it with a different text.
     try:
         train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
         seen = {task.instance(row) for row in (*train, *select)}
@@ -111,7 +109,7 @@ def write_builtin(data: Data, folder: Path) -> None:
 
 
 def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a record and the time, creating its folder."""
+    """Write a record together with the time; a missing folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     write_json(path, {"at": now, **record}, indent=1)
@@ -129,12 +127,12 @@ def read_record(path: Path) -> dict[str, Any] | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path}: cannot be read ({error}); delete it, and its stage is done again"
+            f"{path}: cannot be read ({error}); delete it, and its stage is repeated"
         ) from None
 
 
 class StudyRunFolder:
-    """The folder of one run: its plan, its training options, its model, and its cluster job."""
+    """The folder of one run, with its plan, training options, model and cluster job."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -172,7 +170,7 @@ class StudyRunFolder:
     def tidy(self, keep_weights: bool) -> None:
         """Remove the files that only a resumed training reads, and the weights unless they are kept; the records stay."""
         self.job.unlink(missing_ok=True)
-        # A link leads to a folder that the study did not write.
+        # A link points to a folder that the study did not write.
         if self.model.is_symlink():
             return
         for entry in self.model.glob("checkpoint-*" if keep_weights else "*"):
@@ -183,16 +181,13 @@ class StudyRunFolder:
 
 def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     """Write everything that a run needs into its folder."""
-    # With transformers, which listing recipes does not need.
-    from stepjepa.training.config import (
-        JEPAConfig,
-    )
+    # This loads transformers, which listing recipes does not need.
+    from stepjepa.training.config import JEPAConfig
 
     data, settings = run.block.data, run.settings
     files = data.paths(study.output_dir)
-    # The base may set options of an objective that this arm does not have.
-    known = options_of(RunOptions, JEPAConfig)
-    values = {name: value for name, value in carried(known, settings).items() if name in known}
+    # The base may set options of an objective that this arm does not use.
+    values = known_values(settings, RunOptions, JEPAConfig)
     # The run's name in trackers: study/arm/seed-1. A run_name in the base replaces the name of the study.
     title = settings.get("run_name") or study.output_dir.resolve().name
     values["run_name"] = "/".join([title, *run.folder.parts[1:]])
@@ -210,8 +205,6 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         "metrics": {metric.name: dict(metric.options) for metric in run.block.metrics},
         "evaluation": asdict(run.block.evaluation),
         # Scoring converts rows to chats, and chats to tokens, with the options of training.
-        "chat": {
-            name: value for name, value in settings.items() if name in options_of(DataOptions)
-        },
+        "chat": known_values(settings, DataOptions),
     }
     write_record(folder.plan, plan)

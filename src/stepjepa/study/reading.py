@@ -1,4 +1,4 @@
-"""Reads a study's YAML file, or a recipe, into a `Study`. Every value is checked; every message has file and line.
+"""Reads a study's YAML file, or a recipe, into a `Study`. Every value is checked; every message names the file and line.
 
 Training options have the names, spellings and checks of the command line.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import Setting, StrictParser, carried, merged
+from stepjepa.config.parser import Setting, StrictParser, build, known_values, merged
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
@@ -44,7 +44,7 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 
 _NAME = Names(RunOptions, JEPAConfig, StudyOptions)
-# What a study's runs have unless the file says otherwise.
+# Options that a study's runs have unless the file sets them.
 DEFAULTS = {_NAME.track_flop: True, _NAME.disable_tqdm: True, _NAME.save_total_limit: 1}
 # Options that the study sets, and where its file sets them.
 _SET_BY_STUDY = {
@@ -113,7 +113,7 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     """Convert the tree of a study's file.
 
     Args:
-        root: of the file, with all overrides.
+        root: the file's tree, with all overrides.
         name: default for the study's title and folder.
         mini: apply the section ``mini``, which replaces the blocks.
         output_dir: overrides the file's.
@@ -141,7 +141,7 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     values = field_values(Study, tree)
     values.setdefault("title", name)
     values.setdefault("output_dir", Path(f"runs/{name}{'-mini' if mini else ''}"))
-    queued = values.get("executor") in ("slurm", "ray")  # a queue holds many jobs at no cost
+    queued = values.get("executor") in ("slurm", "ray")  # waiting in a queue costs nothing
     values.setdefault("jobs", 100 if queued else 1)
     if output_dir:
         values["output_dir"] = Path(output_dir)
@@ -149,7 +149,7 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
 
 
 def _block(name: str, section: Node, shared: Node, notes: list[str]) -> Block:
-    """A block: its section on top of the shared values. Remarks for the reader of the file are added to `notes`."""
+    """A block: its section on top of the shared values. Remarks for the author of the file are added to `notes`."""
     if name:
         _check_name(name, section.where)
     check_keys(section.mapping(f"block {name}"), _BLOCK_KEYS, f"block {name}")
@@ -201,7 +201,7 @@ def _check_seeds(values: _BlockValues, where: str) -> None:
     if not values.seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         others = ", and others for tune_seeds" if values.tune_seeds else ""
         raise ConfigError(
-            f"{where}: seeds: expected different whole numbers from 0 on, as in seeds: [1, 2, 3]{others}"
+            f"{where}: seeds: expected distinct whole numbers from 0 on, as in seeds: [1, 2, 3]{others}"
         )
 
 
@@ -211,7 +211,8 @@ def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], 
         return
     if any(arm.tuned for arm in arms):
         raise ConfigError(
-            f"{where}: tune needs select_file, a validation file, under data: what is tuned on the test file is no result"
+            f"{where}: tune needs select_file, a validation file, under data: a test file that is used for tuning gives no "
+            "valid result"
         )
     if any(evaluates_on_the_way({**base, **arm.settings}) for arm in arms):
         remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
@@ -248,7 +249,7 @@ def _arm(
     section = dict(node.mapping(f"arm {name}"))
     tune = section.pop("tune", Node(None, node.where))
     control_arm = section.pop("control_arm", Node(None, node.where))
-    if "controls" in section:  # overrides the block's
+    if "controls" in section:  # overrides those of the block
         controls = field_values(_BlockValues, {"controls": section.pop("controls")}).get(
             "controls", []
         )
@@ -258,7 +259,7 @@ def _arm(
     config = config_of(values, f"{node.where}: arm {name}: ")
     cells = _cells({**shared_tune.mapping("tune"), **tune.mapping("tune")}, values, f"arm {name}")
     pairs = objective_of(config).makes_pairs
-    # A variant that the arm's options rule out is left out with a note, not an error: the other arms may have it.
+    # A variant that the arm's options rule out is left out with a note rather than an error: other arms may have it.
     possible = []
     for variant in variants if pairs else ():
         try:
@@ -276,7 +277,7 @@ def _arm(
 def _cells(
     lists: Mapping[str, Node], values: Mapping[str, Any], what: str
 ) -> tuple[dict[str, Any], ...]:
-    """All combinations of the values to tune, without options that have no effect on the arm (lbd of `regular`)."""
+    """All combinations of the values to tune, without options that have no effect on the arm (such as lbd of `regular`)."""
     choices = []
     for key, node in lists.items():
         options = [read_training({key: item}) for item in node.listed(f"tune {key}")]
@@ -385,11 +386,11 @@ def _views(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     known = ["objective", *(name for name in method if method[name].group == method["views"].group)]
     check_keys(section, known, "metrics")
     values = field_values(JEPAOptions, section)
-    # Only an objective with predictors has a source view, which they follow, and a target view.
+    # Only an objective with predictors has a source view, which the predictors follow, and a target view.
     objective = built_in().get(values.get("objective", ""), Objective)
     if "objective" not in values or not objective().takes_predictors:
         raise ConfigError(
-            f"{where}: name the views that it compares, the same for all arms, as in {{objective: llm_jepa}}"
+            f"{where}: name the views that the metric compares, the same for all arms, as in {{objective: llm_jepa}}"
         )
     try:
         views = JEPAOptions(**values, predictors=0)
@@ -416,7 +417,7 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
         ConfigError: an unknown key, a value of the wrong type, a secret, or an option that the study itself sets.
     """
     parser, settings = _parser(), list[Setting]()
-    # An objective from a file brings options of its own, which must be known before the others are read.
+    # An objective from a file adds options, which must be known before the others are read.
     for name in section.keys() & {known.name for known in parser.options.values() if known.brings}:
         parser.take_up(name, section[name].written)
     check_keys(section, [*parser.options, *parser.aliases])
@@ -440,13 +441,12 @@ def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
     Raises:
         ConfigError: they cannot be used; the message begins with `place`.
     """
-    # The machine that reads the study may have no accelerator, so options that demand one are replaced.
+    # The machine that reads the study may have no accelerator, so options that require one are replaced.
     data = {"eval_file": "unused"} if evaluates_on_the_way(values) else {}
     given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}
     try:
-        given = carried(options_of(JEPAOptions), given)
-        of_run, of_config = options_of(RunOptions), options_of(JEPAConfig)
-        RunOptions(**{name: value for name, value in given.items() if name in of_run})
-        return JEPAConfig(**{name: value for name, value in given.items() if name in of_config})
-    except (ValueError, OSError, ConfigError) as error:
+        kinds = RunOptions, JEPAConfig
+        _, config = build(kinds, known_values(given, *kinds))
+    except ConfigError as error:
         raise ConfigError(f"{place}{error}") from None
+    return config

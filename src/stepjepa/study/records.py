@@ -41,7 +41,7 @@ from stepjepa.version import __version__
 
 _NAME = Names(StudyOptions)
 SOURCE = Path(__file__).parents[1]
-# Packages of the library on which no number of a run depends.
+# Packages of the library that do not affect the numbers of a run.
 _OTHER_SOURCE = ("cli", "inspect", "recipes", "report")
 _MOST_DIFFERENCES = 5  # in a message
 _LINE_KEYS = {"run", "identity", "code", "at"}
@@ -67,12 +67,12 @@ def study_identity(study: Study) -> dict[str, Any]:
         DataError: a data file cannot be read.
     """
     blocks = {block.name: _block_identity(block, study.output_dir) for block in study.blocks}
-    # The round trip turns tuples into lists, so that the identity equals the one that was read from a file.
+    # The round trip turns tuples into lists, so that the identity can be compared with one that was read from a file.
     return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
 
 
 def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
-    """A digest of the data, scoring and settings of a run, which its record must share with the study."""
+    """A digest of the data, scoring and settings of a run, which must be the same in its record and in the study."""
     block = identity["blocks"][run.block.name]
     settings = {
         name: value
@@ -187,10 +187,10 @@ class Item:
 
 
 class State:
-    """The state of a study that is in no run's record: its identity, and the chosen cells.
+    """The state of a study beyond the records of its runs: its identity, and the chosen cells.
 
     Attributes:
-        identity: see `study_identity`; None before the first start.
+        identity: the result of `study_identity`; None before the first start.
     """
 
     def __init__(self, folder: Path):
@@ -353,7 +353,7 @@ class KeptRuns:
             line = self.runs.get(run.name)
             if line and line["identity"] != run_identity(run, identity):
                 raise ConfigError(
-                    f"{path}: {run.name} has other data, scoring or settings than the study"
+                    f"{path}: {run.name} has other data, scoring or settings than this study's run"
                 )
 
     def add(self, records: Sequence[RunRecord]) -> None:
@@ -364,7 +364,7 @@ class KeptRuns:
             newly_done = record.at.keys() - known["at"].keys()
             newly_failed = record.status == "failed" and record.error != known.get("error")
             if newly_done or newly_failed:
-                # The folder of the weights exists on this machine only.
+                # The folder of the weights exists only on this machine.
                 new.append({**asdict(record), "model": None})
         if new:
             self.runs |= {line["run"]: line for line in new}

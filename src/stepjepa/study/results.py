@@ -59,7 +59,7 @@ Tables = dict[tuple[str, str], Table]
 
 
 def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Column title -> one cell an arm, for a table in the form of `Table.record`; empty columns are left out."""
+    """Column title -> one cell per arm, for a table in the form of `Table.record`; empty columns are left out."""
     arms = record["arms"]
     summaries = [arm["summary"] for arm in arms]
     columns = {
@@ -69,7 +69,7 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
         "sd": [written(one["sd"], ".3g") for one in summaries],
         f"{_LEVEL} interval": [interval_text(one, ".4g") for one in summaries],
     }
-    # Tables of version 0.2 have no such entry.
+    # Tables from version 0.2 lack this entry.
     if record.get("solved") is not None:
         side = "at least" if record["higher_is_better"] else "at most"
         bound = f"{side} {record['solved']:g}"
@@ -125,7 +125,7 @@ def _solved_cell(solved: Mapping[str, Any]) -> str:
 
 
 def _examples_cell(solved: Mapping[str, Any]) -> str:
-    """The examples and the number of runs, because a run may reach the bound on the validation split alone."""
+    """The examples and the number of runs, because a run may reach the bound on the validation split only."""
     if solved["examples"] is None:
         return ""
     return f"{scaled(solved['examples'])} ({counted(solved['reached'], 'run')})"
@@ -177,8 +177,8 @@ def _runs_by_row(block: Block, records: Sequence[RunRecord]) -> dict[str, list[R
 
 
 def _tested(records: Sequence[RunRecord]) -> list[RunRecord]:
-    """The runs that were scored or failed. A failed run counts as one without a value: without it, an arm whose runs crash
-    would be judged by the others alone."""
+    """The runs that were scored or failed. A failed run counts as a run without a value; otherwise, an arm whose runs crash
+    would be judged by its other runs only."""
     return [record for record in records if "test" in record.metrics or record.status == "failed"]
 
 
@@ -327,7 +327,7 @@ def missing_lines(study: Study, state: State, items: Sequence[Item]) -> list[str
         for arm in block.arms:
             if arm.tuned and state.choice(block.name, arm.name) is None:
                 name = f"{block.name}/{arm.name}" if block.name else arm.name
-                variants = "".join(f", and {variant} not run" for variant in arm.variants)
+                variants = "".join(f", and {variant} was not run" for variant in arm.variants)
                 lines.append(
                     f"{name}: nothing was chosen on the validation split, so its test split was not scored{variants}"
                 )

@@ -58,8 +58,9 @@ class StudyResult:
     """The result of a study; its `str` is the final output of the command.
 
     Attributes:
-        lines: verdicts, missing runs, and written files; or the list that was requested instead of a run.
+        lines: verdicts, missing runs, and written files; or the requested list, of recipes or of runs.
         tables: (block, metric) -> table, in the order of the study's metrics; empty for a list.
+        failed: whether a run failed or was not done, other than because the time was up.
     """
 
     lines: tuple[str, ...]
@@ -87,22 +88,18 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
             "no study given; write: stepjepa study study.yaml (stepjepa study --list shows recipes)"
         )
     # Loads torch, which the list above does not need.
-    from stepjepa.study.reading import (
-        read_options,
-    )
+    from stepjepa.study.reading import read_options
 
     read = read_options(options)
     for note in read.notes:
         say(f"note   {note}")
     if options.dry_run:
         return _listed(read, options)
-    # Without statsmodels the results could not be tabulated, which should not be noticed hours later.
+    # Tables need statsmodels; a missing library should be noticed now, not hours later.
     library("statsmodels", "study")
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
     with explaining(less_memory, "start the same command again"):
-        carried = run_study(
-            read, say, options.overwrite_output_dir, options.records, options.stop_after
-        )
+        carried = run_study(read, options, say)
     tables, lines = carried.write_results()
     failed = any(item.error is not None or not carried.stopped for item in carried.failed)
     return StudyResult(("", *lines), tables, failed)
@@ -120,27 +117,19 @@ def _listed(study: Study, options: StudyOptions) -> StudyResult:
     return StudyResult(tuple(describe(study, tested)))
 
 
-def run_study(
-    study: Study,
-    say: Callable[[str], None],
-    overwrite: bool = False,
-    kept: str | None = None,
-    stop_after: float | None = None,
-) -> StudyRun:
-    """Run or resume a study. Runs in the file `kept` count as done; new ones are added to it.
-
-    Args:
-        stop_after: minutes, see `StudyRun.carry_out`.
+def run_study(study: Study, options: StudyOptions, say: Callable[[str], None]) -> StudyRun:
+    """Run or resume a study. Runs in the file ``records`` count as done; new ones are added to it.
 
     Raises:
         ConfigError, DataError: the study cannot be used; no run was started.
     """
-    deadline = None if stop_after is None else time.monotonic() + 60 * stop_after
+    minutes, kept = options.stop_after, options.records
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
     folder = study.output_dir
     folders.check_folder(folder)
     if kept and folder.resolve() in Path(kept).resolve().parents:
         raise ConfigError(
-            f"--{_NAME.records} {kept}: lies in {folder}, which the study writes; give a file elsewhere"
+            f"--{_NAME.records} {kept}: the file is in {folder}, which the study writes; give a file elsewhere"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as locks:
@@ -152,9 +141,9 @@ def run_study(
             Path(kept).parent.mkdir(parents=True, exist_ok=True)
             if not locks.enter_context(locked(Path(f"{kept}.lock"))):
                 raise ConfigError(
-                    f"--{_NAME.records} {kept}: another stepjepa study writes to it; wait, or end it"
+                    f"--{_NAME.records} {kept}: another stepjepa study is writing to it; wait, or end it"
                 )
-        if overwrite:
+        if options.overwrite_output_dir:
             folders.clear_folder(folder)
         for block in study.blocks:
             folders.write_builtin(block.data, folder)
@@ -179,28 +168,24 @@ def run_study(
         return run
 
 
+@dataclass
 class StudyRun:
     """The execution of a study in its folder.
 
-    Args:
+    Attributes:
         say: receives lines of progress.
         notes: remarks on runs from a file of records.
         kept: runs that are not repeated, and the file to which new ones are added.
+        stopped: whether the deadline ended it.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        state: State,
-        say: Callable[[str], None],
-        notes: list[str],
-        kept: KeptRuns | None,
-    ):
-        self.study, self.state, self.say, self.notes = study, state, say, notes
-        self.stopped = False  # because its time was up
-        self._kept = kept
-        self._items: dict[Path, Item] = {}
-        self._total = sum(1 for _ in all_runs(study))
+    study: Study
+    state: State
+    say: Callable[[str], None]
+    notes: list[str]
+    kept: KeptRuns | None
+    stopped: bool = False
+    _items: dict[Path, Item] = field(default_factory=dict)
 
     @property
     def items(self) -> list[Item]:
@@ -217,7 +202,7 @@ class StudyRun:
         return write_results(self.study, self.state, self.items, self.notes)
 
     def carry_out(self, executor: Executor, deadline: float | None = None) -> None:
-        """Do everything that is not done, `jobs` runs at a time. A failed run does not stop the others.
+        """Do everything that is not done yet, `jobs` runs at a time. A failed run does not stop the others.
 
         At the deadline (of `time.monotonic`) unfinished runs are stopped; they count as not run.
         """
@@ -259,7 +244,7 @@ class StudyRun:
             _stop(executor, active)
 
     def _end_at_deadline(self, executor: Executor, active: Active) -> None:
-        """Stop the active runs because the time is up. Those that finish at this moment count."""
+        """Stop the active runs because the time is up. Runs that finish at this moment count as done."""
         self.stopped = True
         _stop(executor, active)
         self._keep([item for item in active.values() if not item.todo])
@@ -270,12 +255,16 @@ class StudyRun:
 
     def _keep(self, items: Sequence[Item]) -> None:
         """Add runs to the file of records, if there is one."""
-        if self._kept is not None:
-            self._kept.add([record_of(item, self.state) for item in items])
+        if self.kept is not None:
+            self.kept.add([record_of(item, self.state) for item in items])
 
     @property
     def _finished(self) -> int:
         return sum(not item.todo for item in self.items)
+
+    @property
+    def _total(self) -> int:
+        return sum(1 for _ in all_runs(self.study))
 
     def _progress(self, item: Item) -> str:
         line = f"[{self._finished}/{self._total}] {item.run.name}: "
@@ -332,15 +321,15 @@ class StudyRun:
             item = self._items[path] = Item(run, StudyRunFolder(path), stages)
             if item.todo:
                 folders.write_plan(item.folder, run, self.study)
-                if self._kept and run.name in self._kept.runs:
-                    item.folder.restore(self._kept.runs[run.name])
+                if self.kept and run.name in self.kept.runs:
+                    item.folder.restore(self.kept.runs[run.name])
         return self._items[path]
 
     def _choice(self, block: Block, arm: Arm, items: Sequence[Item]) -> Values | None:
-        """The cell with the best mean over seeds on the validation split, the first one of equals.
+        """The cell with the best mean over seeds on the validation split; among equals, the first one.
 
-        None while any of `items`, the arm's runs, is missing. A cell that diverged at any seed is out. The means are saved
-        with the choice.
+        None while any of `items`, the arm's runs, is missing. A cell that diverged at any seed is excluded. The means are
+        saved with the choice.
         """
         if not arm.tuned:
             return arm.cells[0]
@@ -419,7 +408,7 @@ class DemoResult:
         lines = text_table(heads, rows)
         for paragraph in self.answer:
             lines.append("")
-            # The numbers are on a line of their own, before their meaning.
+            # The numbers are on a separate line, before their meaning.
             for line in paragraph.splitlines():
                 lines += wrapped(line, PAGE)
         return "\n".join([*lines, "", f"written to {self.folder}; the report: {self.page}"])
@@ -429,16 +418,17 @@ def demo(options: DemoOptions) -> DemoResult:
     """Generate the data, train and score all arms, and write the tables.
 
     Raises:
-        ConfigError: the folder holds something else.
+        ConfigError: the folder contains something other than a study.
         StepJepaError: an arm failed.
     """
     from stepjepa.study.reading import read_options
 
-    study = read_options(options.study)
+    asked = options.study
+    study = read_options(asked)
     terminal.say(
         f"{study.title}; the logs of training: {study.output_dir}/runs/*/seed-{options.seed}/train.log"
     )
-    carried = run_study(study, terminal.say, options.overwrite_output_dir)
+    carried = run_study(study, asked, terminal.say)
     tables, _ = carried.write_results()
     for item in carried.failed:
         raise StepJepaError(f"{item.run.name} failed: {item.error}")

@@ -10,7 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,12 +75,12 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
     """Score a run's model on some splits. Write a record of each split, and the answers on the test split.
 
     Raises:
-        DataError: the folder has no plan of a run.
+        DataError: the folder has no plan.
         ConfigError: see `score_model`.
     """
     plan = read_record(folder.plan)
     if plan is None:
-        raise DataError(f"{folder.plan}: there is no plan of a run")
+        raise DataError(f"{folder.plan}: the run has no plan")
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -90,9 +90,8 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
         with explaining(
             f"evaluate: {{{_NAME.batch_size}: ...}} in the study", "start the study again"
         ):
-            scores = score_model(
-                folder.model, rows, plan["metrics"], chat=plan["chat"], **plan["evaluation"]
-            )
+            scoring = Scoring(**plan["evaluation"])
+            scores = score_model(folder.model, rows, plan["metrics"], scoring, plan["chat"])
         if split == "test" and scores.answered and scores.answered[0].predictions:
             scores.write(folder.path / ANSWERS)
         write_record(
@@ -107,15 +106,13 @@ def score_model(
     model_folder: Path,
     rows: RowSource,
     metrics: Mapping[str, Values],
-    max_examples: int | None = None,
-    batch_size: int = 32,
-    max_new_tokens: int = 256,
-    chat: Values | None = None,
+    scoring: Scoring,
+    chat: Values,
 ) -> Scores:
     """The value of every metric on some rows, with greedy decoding and the metrics of ``stepjepa evaluate``.
 
     Args:
-        model_folder: output of training, a model or an adapter.
+        model_folder: the output of training, a model or an adapter.
         metrics: name -> options of the metric.
         chat: the training options that convert rows to chats and chats to tokens.
 
@@ -130,7 +127,7 @@ def score_model(
     from stepjepa.modeling.load import check_finite
     from stepjepa.training.datasets import chat_tokenizer
 
-    method = JEPAOptions(**(chat or {}))
+    method = JEPAOptions(**chat)
     method.check()
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder)
     check_finite(model, str(model_folder))
@@ -147,8 +144,8 @@ def score_model(
     for (of_states, _), names in groups.items():
         options = metrics[names[0]]
         if of_states:
-            compared = JEPAOptions(**{**(chat or {}), **options}, predictors=0)
-            values |= _geometry(model, tokenizer, rows, names, compared, max_examples, batch_size)
+            compared = JEPAOptions(**{**chat, **options}, predictors=0)
+            values |= _geometry(model, tokenizer, rows, names, compared, scoring)
             continue
         result = evaluate_model(
             model,
@@ -156,14 +153,12 @@ def score_model(
             rows,
             names,
             metric_options=options,
-            max_new_tokens=max_new_tokens,
-            batch_size=batch_size,
             system_prompt=method.system_prompt,
             chat_template_kwargs=method.chat_template_kwargs,
             trained=trained,
             columns=method.columns,
-            max_examples=max_examples,
             max_length=method.max_length,
+            **asdict(scoring),
         )
         values |= {name: result.value(name) for name in names}
         answers.append(result)
@@ -180,8 +175,7 @@ def _geometry(
     rows: RowSource,
     names: Sequence[str],
     method: JEPAOptions,
-    max_examples: int | None,
-    batch_size: int,
+    scoring: Scoring,
 ) -> dict[str, float | None]:
     """The metrics `names` of `GEOMETRY`, on the views that `method` defines."""
     from stepjepa.analysis.geometry import MIN_ROWS, linear_map, measure_states
@@ -192,14 +186,20 @@ def _geometry(
 
     method.check()
     settings = settings_for(rows, method, max_positions(causal_lm(model)))
-    pairs = read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings, max_examples)
+    renderer = make_renderer(tokenizer, method)
+    pairs = read_pairs(rows, tokenizer, renderer, settings, scoring.max_examples)
     pad = tokenizer.pad_token_id or 0
     try:
         states = collect_states(
-            model, "the model", pairs, layers=[FINAL], pad_token_id=pad, batch_size=batch_size
+            model,
+            "the model",
+            pairs,
+            layers=[FINAL],
+            pad_token_id=pad,
+            batch_size=scoring.batch_size,
         )
     except StatesNotFinite:
-        # The model diverged. The other metrics show it, too.
+        # The model diverged, which the other metrics also show.
         return dict.fromkeys(names)
     source, target = states.layer(FINAL)
     numbers = measure_states(source, target)
@@ -209,7 +209,7 @@ def _geometry(
         "target_rank": numbers.target.effective_rank,
         "difference_top_100": numbers.difference_top_100,
     }
-    # The linear map costs more than all others, so it is fitted only if it is asked for.
+    # The linear map costs more than all other metrics, so it is fitted only on request.
     if not set(names) <= values.keys() and len(source) >= MIN_ROWS:
         fitted = linear_map(source, target)
         values["map_r2"] = fitted.test_r2

@@ -32,16 +32,18 @@ class StudyOptions:
         None, "A study's YAML file, or a recipe's name; usually written without --file.", "study"
     )
     output_dir: str | None = option(
-        None, "Folder for runs, tables and figures. Default: the file's, or runs/NAME.", "study"
+        None, "Folder for the runs and tables. Default: the file's, or runs/NAME.", "study"
     )
-    seeds: list[int] | None = option(None, "Seeds instead of the file's.", "study")
+    seeds: list[int] | None = option(None, "Seeds that replace the file's.", "study")
     jobs: int | None = option(
-        None, "Runs at a time. Default: the file's, or 1 (100 with slurm or ray).", "study"
+        None,
+        "Number of runs at a time. Default: the file's, or 1 (100 with slurm or ray).",
+        "study",
     )
     executor: Executor | None = option(
         None,
-        "Where runs execute: processes on this machine (the default), slurm, ray, or local, which is slurm's "
-        "submitit without a cluster.",
+        "Where runs execute: processes on this machine (the default), slurm, ray, or local (submitit, which slurm uses, "
+        "without a cluster).",
         "study",
     )
     stop_after: float | None = option(
@@ -53,13 +55,13 @@ class StudyOptions:
         "study",
     )
     overrides: list[str] | None = option(
-        None, "Values instead of the file's, as in base.max_steps=20.", "study", aliases=("set",)
+        None, "Values that replace the file's, as in base.max_steps=20.", "study", aliases=("set",)
     )
     mini: bool = option(
         False, "Run the file's section mini: a small version of the study, for two cores.", "study"
     )
     dry_run: bool = option(
-        False, "List the runs and what each changes, and write nothing.", "study"
+        False, "List the runs and what each one changes, and write nothing.", "study"
     )
     recipes: bool = option(
         False, "List the recipes that come with the library.", "study", aliases=("list",)
@@ -80,18 +82,20 @@ class DemoOptions:
     overwrite_output_dir: bool = option(
         False, "Remove what an earlier demo left in output_dir.", "demo"
     )
-    seed: int = option(0, "Seed of the data, the initialisation and the order.", "demo", at_least=0)
+    seed: int = option(
+        0, "Seed of the data, the initialisation and the order of examples.", "demo", at_least=0
+    )
     task: str = option("arithmetic", "The built-in task.", "demo", choices=tuple(_DEMOS))
     train_rows: int | None = option(
         None,
-        "Generated problems to train on, once each. Default: 16000 for arithmetic.",
+        "Number of generated problems, each trained on once. Default: 16000 for arithmetic.",
         "demo",
         at_least=1,
     )
-    test_rows: int = option(300, "Held-out problems to evaluate on.", "demo", at_least=1)
+    test_rows: int = option(300, "Number of held-out problems to score.", "demo", at_least=1)
     overrides: list[str] | None = option(
         None,
-        "Values instead of the recipe's, as in base.learning_rate=1e-3.",
+        "Values that replace the recipe's, as in base.learning_rate=1e-3.",
         "demo",
         aliases=("set",),
     )
@@ -107,7 +111,11 @@ class DemoOptions:
             overrides.append(f"data.builtin.train_rows={self.train_rows}")
         overrides += self.overrides or []
         return StudyOptions(
-            _DEMOS[self.task], output_dir=self.output_dir, seeds=[self.seed], overrides=overrides
+            _DEMOS[self.task],
+            output_dir=self.output_dir,
+            seeds=[self.seed],
+            overrides=overrides,
+            overwrite_output_dir=self.overwrite_output_dir,
         )
 
 
@@ -121,7 +129,7 @@ class Arm:
         cells: combinations of hyper-parameters that the validation split chooses among; one empty cell if none is tuned.
         jepa: whether the arm trains with pairs, and so has targets to shuffle.
         variants: runs next to the arm itself: ``shuffled``, ``random``, ``same_flop``.
-        control_arm: another arm of the study that equals this one with shuffled targets, used if there is no variant.
+        control_arm: another arm of the study, equal to this one with shuffled targets; used if there is no variant.
     """
 
     name: str
@@ -150,8 +158,8 @@ class MetricSpec:
     """A metric with its options and its direction."""
 
     name: str
-    options: Values = field(default_factory=dict)
-    higher_is_better: bool = True
+    options: Values
+    higher_is_better: bool
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,7 @@ class Data:
     splits: Mapping[str, str] = field(default_factory=dict)
 
     def paths(self, folder: Path) -> dict[str, tuple[str, ...]]:
-        """Split -> files of a study in `folder`, which holds the built-in problems. Blocks with equal options share them."""
+        """Split -> files of a study in `folder`. Blocks with equal options share its built-in problems."""
         if self.builtin is None:
             return dict(self.files)
         options = "-".join(f"{key}={value}" for key, value in sorted(self.builtin.items()))
@@ -186,7 +194,7 @@ def evaluates_on_the_way(settings: Values) -> bool:
 
 @dataclass(frozen=True)
 class ProblemRows:
-    """Which built-in task, how many rows each split holds, and their seed."""
+    """The built-in task, the number of rows in each split, and their seed."""
 
     task: str = option("arithmetic", "The task.", "data", choices=tuple(TASKS))
     train_rows: int = option(4000, "Rows to train on.", "data", at_least=1)
@@ -237,7 +245,7 @@ class Study:
     Attributes:
         shows, source: the question in one sentence, and where its answer was published.
         slurm, ray: parameters of the jobs.
-        notes: remarks for whoever wrote the file, such as an option without effect.
+        notes: remarks for the author of the file, such as an option without effect.
     """
 
     title: str
@@ -276,7 +284,7 @@ class Run:
 
     @property
     def only_tunes(self) -> bool:
-        """Whether it only helps to choose a cell: it appears in no table, and the test split is not scored."""
+        """Whether the run only helps to choose a cell: it appears in no table and is not scored on the test split."""
         return self.arm.tuned and self.seed in self.block.tune_seeds
 
     @property
@@ -388,7 +396,7 @@ def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
     Args:
         kept: names of the runs in a file of records.
     """
-    # A run is finished if its test split was scored here, or in the file of records.
+    # A run is finished if it was scored on the test split here or in the file of records.
     runs = list(all_runs(study))
     finished = 0
     for run in runs:

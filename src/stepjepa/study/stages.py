@@ -40,7 +40,7 @@ ENDS_WITH = "STEPJEPA_ENDS_WITH"
 # Entries of the training log that a record keeps as curves.
 _CURVES = ("step", LM, JEPA, "grad_norm")
 _SPEED = ("_runtime", "_per_second")
-# Short names in a study's file of the parameters that all executors of submitit share; any other name is SLURM's.
+# Names in a study's file -> the parameters that all executors of submitit share; any other name is a parameter of SLURM.
 _OF_SUBMITIT = {
     "gpus": "gpus_per_node",
     "cpus": "cpus_per_task",
@@ -59,14 +59,14 @@ _processes: set[subprocess.Popen[bytes]] = set()
 
 
 class StageFailed(StepJepaError):
-    """A stage of a run failed; the message holds the last lines of its log."""
+    """A stage of a run failed; the message contains the last lines of its log."""
 
 
 def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]) -> str | None:
-    """Do the unfinished ones of a run's stages: ``train``, ``select`` (score on the validation split), ``test``.
+    """Carry out a run's unfinished stages: ``train``, ``select`` (score on the validation split), ``test``.
 
     Args:
-        folder: of the run, with its plan.
+        folder: the folder of the run, with its plan.
         environment: additional environment variables for the processes.
 
     Returns:
@@ -78,7 +78,7 @@ def carry_out(folder: str, stages: Sequence[str], environment: Mapping[str, str]
             return f"another process is running {folder}"
         splits = [stage for stage in stages if stage != "train" and run.done(stage) is None]
         trained = run.done("train")
-        # A record from a results file comes without weights: to score the run, it is trained again.
+        # A record from a results file has no weights, so a run to be scored must be trained again.
         lost = trained is not None and "diverged" not in trained and not run.has_weights
         try:
             if ("train" in stages and trained is None) or (splits and lost):
@@ -104,7 +104,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     training = RunFolder(run.model)
     checkpoint, complete = training.checkpoint, training.finished_steps is not None
     begun = 0 if complete or checkpoint is None else recorded_steps(checkpoint)[0]
-    # A training that was killed before its first checkpoint left nothing to resume from.
+    # A training run that was killed before its first checkpoint left nothing to resume from.
     how = _NAME.resume_from_checkpoint if complete or checkpoint else _NAME.overwrite_output_dir
     (run.model / BROKEN).unlink(missing_ok=True)
     argv = [
@@ -130,7 +130,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
 
 
 def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
-    """The record of a training that ended; it resumed at step `begun`, or started at 0."""
+    """The record of a completed training run, which resumed at step `begun` or started at 0."""
     written = read_record(run.model / "metrics.json") or {}
     metrics, steps = written.get("metrics", {}), written.get("steps", 0)
     history, losses = [], []
@@ -187,7 +187,7 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
             stderr=subprocess.STDOUT,
             # The stage watches this process, unless `environment` names another one, see `_main`.
             env={**os.environ, ENDS_WITH: str(os.getpid()), **environment},
-            # A session of its own keeps Ctrl-C from the stage: the study catches it and ends its processes in order.
+            # A separate session keeps Ctrl-C from the stage: the study catches it and ends its processes in order.
             start_new_session=True,
         )
         _processes.add(process)
@@ -198,7 +198,7 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
             # If the wait was interrupted, the process still runs.
             kill_group(process)
         if status != 0:
-            # The last lines usually hold the error message. Several processes may print the same one.
+            # The last lines usually contain the error message, which several processes may print.
             file.seek(max(start, file.seek(0, os.SEEK_END) - 20_000))
             printed = file.read().decode("utf-8", "replace").splitlines()
             lines = [" ".join(line.split())[:300] for line in printed if line.strip()]
@@ -237,14 +237,14 @@ def _end_with(pid: int) -> None:
             # Signal 0 only checks that the process exists, and raises OSError if it does not.
             os.kill(pid, 0)
             time.sleep(0.5)
-    # A stage leads a process group, to which its data workers belong. Another leader's group is not ours to kill.
+    # A stage leads a process group, to which its data workers belong. A group with another leader must not be killed.
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)
     os._exit(1)
 
 
 def _main(argv: list[str]) -> int:
-    """Do the stage in a process of `run_process`, and print why it failed."""
+    """Carry out a stage in a process of `run_process`, and print why it failed."""
     end_with(os.environ.get(ENDS_WITH))
     try:
         if argv[0] == "score":
@@ -268,7 +268,7 @@ class Executor(Protocol):
     """Runs the stages of runs. Each call comes from its own thread."""
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
-        """Do the stages of a run and wait for them; return why one failed, or None if all are done."""
+        """Carry out the stages of a run and wait for them; return why one failed, or None if all are done."""
 
     def stop(self) -> None:
         """Stop the active runs; jobs in a queue continue."""
@@ -288,7 +288,7 @@ def executor_of(study: Study) -> Executor:
 
 
 class Processes:
-    """Runs on this machine, each with its share of the cores and one GPU."""
+    """Runs on this machine, each with its share of the cores and, if there are any, one GPU."""
 
     def __init__(self, jobs: int):
         devices = visible_devices()
@@ -331,8 +331,8 @@ class Submitit:
 
     Args:
         cluster: ``slurm``, whose jobs outlive the study, or ``local``.
-        folder: for the scripts and logs of the jobs, on a file system that all nodes share.
-        parameters: of the jobs, see `slurm_parameters`.
+        folder: the folder for the scripts and logs of the jobs, on a file system that all nodes share.
+        parameters: the parameters of the jobs, see `slurm_parameters`.
 
     Raises:
         ConfigError: submitit or SLURM is missing, or a parameter cannot be used.
@@ -341,7 +341,7 @@ class Submitit:
     def __init__(self, cluster: str, folder: Path, parameters: Mapping[str, Any]):
         self._submitit = library("submitit", "study")
         self._cluster, self._folder = cluster, folder
-        # Each check of a job reads the shared file system.
+        # Seconds between two checks of a job, each of which reads the shared file system.
         self._seconds = 5.0 if cluster == "slurm" else 0.5
         self._stopped = threading.Event()
         # submitit is not thread-safe.
@@ -413,7 +413,7 @@ class Submitit:
 
 def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
     """submitit's parameters for those of a study's file. A job may take a day by default."""
-    # slurm_time overrides timeout_min, which is the only limit that the local executor knows.
+    # slurm_time overrides timeout_min, the only limit that the local executor has.
     parameters: dict[str, Any] = {"timeout_min": _DAY}
     for name, value in given.items():
         parameters[_OF_SUBMITIT.get(name, f"slurm_{name.removeprefix('slurm_')}")] = value
@@ -467,7 +467,7 @@ class RayTasks:
             with plain_errors():
                 return cast("str | None", self._ray.get(task))
         except Exception as error:
-            # It concerns this run only; the others continue.
+            # The error concerns only this run; the others continue.
             return one_line(said(error), 400)
         finally:
             self._tasks.discard(task)

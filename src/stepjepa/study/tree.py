@@ -19,7 +19,7 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 LEFT_KEYS = {
     "processes_per_run": "a run is one process; train under torchrun, and compare with stepjepa report",
     "order": "the first seed of all arms is run first",
-    "grid": "write out the arms that are to be compared, or let the validation split choose: tune: {option: [values]}",
+    "grid": "write out the arms to compare, or let the validation split choose: tune: {option: [values]}",
 }
 
 
@@ -27,7 +27,7 @@ def open_study(name: str) -> tuple[str, Node]:
     """A study's name and tree, from a file or from a recipe.
 
     Raises:
-        ConfigError: neither exists, or the file cannot be read, or it is not a YAML mapping.
+        ConfigError: there is no such file or recipe, or it cannot be read or is not a YAML mapping.
     """
     path = Path(name).expanduser()
     if not path.is_file():
@@ -49,7 +49,7 @@ def recipe_files() -> dict[str, Path]:
 
 
 def recipe_lines() -> list[str]:
-    """Every recipe: its name, the publication of its experiment, and its question."""
+    """Every recipe: its name, the publication of its experiment, and the question that it answers."""
     lines = []
     for name in recipe_files():
         tree = open_study(name)[1].given
@@ -58,7 +58,8 @@ def recipe_lines() -> list[str]:
 
 
 def overlaid(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
-    """`under` with `over` on top: mappings are merged key by key; other values, and the keys `replaced`, are replaced."""
+    """`under` with `over` on top: mappings are merged key by key; other values, and those of the keys `replaced`, are
+    replaced."""
     if not (isinstance(under.given, dict) and isinstance(over.given, dict)):
         return over
     merged = dict(under.given)
@@ -128,13 +129,13 @@ def check_keys(section: Mapping[str, Node], known: Iterable[str], what: str = ""
 
 
 def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> dict[str, Any]:
-    """The fields of a dataclass that a mapping sets, converted to their types and in their bounds; null leaves the default.
+    """The fields of a dataclass that a mapping sets, converted and checked against their bounds; null leaves the default.
 
     Args:
-        what: the section's name, where its keys must all be fields; "" passes over other keys.
+        what: the section's name, if all its keys must be fields; with "", other keys are ignored.
 
     Raises:
-        ConfigError: a value that does not fit, or an unknown key.
+        ConfigError: a value does not fit, or a key is unknown.
     """
     known, values = options_of(dtype), dict[str, Any]()
     if what:
@@ -145,7 +146,7 @@ def field_values(dtype: type, section: Mapping[str, Node], what: str = "") -> di
         try:
             values[name] = known[name].read(node.written)
         except (BadValue, ConfigError) as error:
-            # A ConfigError names the field itself.
+            # The message of a ConfigError already names the field.
             field = "" if isinstance(error, ConfigError) else f"{name}: "
             raise ConfigError(f"{node.where}: {field}{error}") from None
     return values

@@ -1,1 +1,1 @@
-"""Small tools that every package may use: whole-file writes."""
+"""Helpers that every package may use: files, printing and progress, text, and parallel processes."""

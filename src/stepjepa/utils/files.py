@@ -1,9 +1,9 @@
 """Files: atomic writes, lines of JSON that may be damaged, and manifests.
 
-After an atomic write, a reader sees the old file or the complete new one, even after a crash or with a full disk. Lines are
-read as bytes, so that a bad line neither stops the reading nor shifts the numbers of later lines, and up to a limit, so that
-a file without line ends cannot fill the memory. ``manifest.json`` lists the files of a folder with sizes and checksums. It
-reveals a truncated, damaged or missing file, and is written last, when every listed file is on the disk: a folder with a
+With atomic writes, a reader sees either the old file or the complete new one, even after a crash or with a full disk. Lines
+are read as bytes, so that a bad line neither stops the reading nor shifts the numbers of later lines, and up to a limit, so
+that a file without line ends cannot fill the memory. ``manifest.json`` lists the files of a folder with sizes and checksums.
+It reveals truncated, damaged and missing files, and is written last, when every listed file is on the disk: a folder with a
 manifest is complete.
 """
 
@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 
 from stepjepa.errors import ConfigError, DataError, RowError
 
-# Lock file of a folder that one process at a time may write.
+# Lock file of a folder to which one process at a time may write.
 LOCK = ".lock"
 MANIFEST = "manifest.json"
 _WEIGHTS = (".safetensors", ".bin")
@@ -33,7 +33,7 @@ _MODEL_FILES = re.compile(
     r".*\.(?:safetensors|model|jinja|py|index\.json)|(?:pytorch|adapter)_model.*\.bin|(?:merges|vocab)\.txt"
     r"|(?:(?:\w+_)?config|tokenizer\w*|special_tokens_map|added_tokens|vocab|chat_template)\.json"
 )
-# The parts of a large model file that `model_parts` reads.
+# The number and size of the samples that `model_parts` reads from a large file.
 _SAMPLES, _SAMPLE_BYTES = 64, 2**15
 # A longer line is refused before all of it is in memory.
 MAX_LINE_BYTES = 64 * 2**20
@@ -48,11 +48,11 @@ _MOST_DIGITS = 300
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder; when the block ends, that file is synced and renamed to `path`.
 
-    A leftover of a killed process under the temporary name is removed first, and so is a symbolic link, so the file is
-    always new. It gets the mode of any new file. A device or a pipe is written to directly.
+    What a killed process left under the temporary name, or a symbolic link of that name, is removed first, so that the file
+    is always new. It gets the default mode of new files. Devices and pipes are written to directly.
 
     Raises:
-        OSError: it could not be written; the file at `path` is unchanged.
+        OSError: the file could not be written; an earlier file at `path` is unchanged.
     """
     path = Path(path)
     if path.exists() and not path.is_file() and not path.is_dir():
@@ -61,7 +61,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.touch(exist_ok=False)
-    # safetensors would make the file readable by its owner only.
+    # safetensors makes files readable for their owner only, so the mode is restored below.
     mode = temporary.stat().st_mode
     try:
         yield temporary
@@ -100,7 +100,7 @@ def remove_tree(path: Path) -> None:
     """Remove a file, a folder with its content, or a symbolic link (not its target), if it exists.
 
     Raises:
-        OSError: it could not be removed.
+        OSError: the path could not be removed.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
@@ -109,7 +109,7 @@ def remove_tree(path: Path) -> None:
 
 
 def share(folder: Path) -> None:
-    """Make the files in a folder readable for everyone who may read the folder; safetensors writes for the owner only."""
+    """Make the files in a folder readable for everyone who may read the folder: safetensors lets only the owner read."""
     readers = folder.stat().st_mode & 0o444
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -120,21 +120,21 @@ def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
     """Write a file atomically.
 
     Raises:
-        OSError: it could not be written; the file at `path` is unchanged.
+        OSError: the file could not be written; an earlier file at `path` is unchanged.
     """
     with replacing(path) as temporary, open(temporary, "wb") as file:
         file.writelines(pieces)
 
 
 def write_json(path: str | os.PathLike[str], record: object, indent: int | None = 2) -> None:
-    """Write `json_bytes` of a record atomically."""
+    """Write a record as JSON (`json_bytes`), atomically."""
     write_whole(path, [json_bytes(record, indent), b"\n"])
 
 
 def json_bytes(record: object, indent: int | None = None) -> bytes:
     """`record` as JSON in UTF-8. NaN and infinity, which JSON lacks, become null; lone surrogates become escapes."""
     text = json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False)
-    # For a lone surrogate Python's escape is that of JSON.
+    # Python's escape of a lone surrogate is also the one of JSON.
     return text.encode(errors="backslashreplace")
 
 
@@ -168,12 +168,13 @@ def parse_json(text: str | bytes) -> object:
     """The value of a JSON text.
 
     Raises:
-        ValueError: the text is not JSON, is nested too deeply, or has an integer that is no float.
+        ValueError: the text is not JSON, is nested too deeply, or has an integer that is too large for a float.
     """
     text = text if isinstance(text, str) else text.decode("utf-8-sig")
     try:
         value = json.loads(text, parse_int=_whole_number)
-        # The decoder accepts deeper nesting than recursive code. Counting brackets first avoids the walk for most texts.
+        # The decoder accepts deeper nesting than recursive code can handle. Counting brackets first avoids the walk for
+        # most texts.
         if text.count("[") + text.count("{") > _MOST_NESTED and _depth(value) > _MOST_NESTED:
             raise RecursionError
     except RecursionError:
@@ -194,10 +195,10 @@ def _whole_number(digits: str) -> int:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The object of a JSON text. Raises ValueError if it is something else."""
+    """The object in a JSON text. Raises ValueError if the text is anything else."""
     value = parse_json(text)
     if not isinstance(value, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return value
 
 
@@ -205,8 +206,8 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
 def locked(path: Path) -> Iterator[bool]:
     """Hold a lock file within this context; yields False if another process holds it.
 
-    The file is removed at the end. The file of a dead process does not count as held. Without locks in the operating system
-    or the file system, every process gets True.
+    The file is removed at the end. A file that a dead process left does not count as held. If the operating system or the
+    file system has no locks, every process gets True.
     """
     try:
         import fcntl
@@ -217,7 +218,7 @@ def locked(path: Path) -> Iterator[bool]:
         try:
             file = open(path, "a", opener=no_links)  # noqa: SIM115
         except OSError:
-            # The folder is not writable. The command will fail with a message of its own.
+            # The folder is not writable. The command itself will fail with a clearer message.
             yield True
             return
         identity = None
@@ -246,7 +247,7 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
     """Check that files can be written to a folder that exists or will be created, without leaving anything there.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: files cannot be written there.
     """
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir():
@@ -266,10 +267,10 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
 def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
     """Require that a file does not change within this context.
 
-    A file that is being written looks damaged, so a change replaces the DataError of the block.
+    A file that is being written looks damaged, so if it changed, this is reported instead of the block's DataError.
 
     Raises:
-        DataError: the file was written, replaced or removed meanwhile.
+        DataError: the file was written to, replaced or removed meanwhile.
         OSError: the file does not exist at the start.
     """
     before = os.stat(path)
@@ -282,7 +283,7 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         now = os.stat(path)
     except FileNotFoundError:
         raise DataError(
-            f"{path}: the file was removed while it was read; give a file that stays"
+            f"{path}: the file was removed while it was being read; give a file that stays in place"
         ) from None
     if (now.st_ino, now.st_size, now.st_mtime_ns) != (
         before.st_ino,
@@ -290,7 +291,7 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         before.st_mtime_ns,
     ):
         raise DataError(
-            f"{path}: the file changed while it was read; start again when nothing writes to it"
+            f"{path}: the file changed while it was being read; start again when nothing is writing to it"
         )
     if broken is not None:
         raise broken
@@ -340,7 +341,7 @@ def line_value(text: str, raw: bytes) -> object:
         return parse_json(text)
     except json.JSONDecodeError as error:
         if not raw.endswith(b"\n") and text[:1] == "{" and text[-1:] != "}":
-            raise _cut_off(f"at character {len(text)} of it") from None
+            raise _cut_off(f"at character {len(text)}") from None
         why = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
     except ValueError as error:
         why = str(error)
@@ -352,7 +353,7 @@ def line_value(text: str, raw: bytes) -> object:
 def _cut_off(where: str) -> RowError:
     return RowError(
         "truncated_line",
-        f"the file ends in the middle of this line ({where}): it is cut off; copy it again, or remove the line",
+        f"the file ends in the middle of this line ({where}); copy the file again, or remove the line",
     )
 
 
@@ -374,8 +375,9 @@ def write_manifest(folder: Path, names: Iterable[str] | None = None) -> None:
         ]
 
     def entry(name: str) -> dict[str, int | str]:
-        sync(folder / name)
-        return {"bytes": (folder / name).stat().st_size, "sha256": checksum(folder / name)}
+        path = folder / name
+        sync(path)
+        return {"bytes": path.stat().st_size, "sha256": checksum(path)}
 
     listed = sorted(set(names) - {MANIFEST})
     # Hashing releases the interpreter lock, so weights and optimizer state are hashed in parallel.
@@ -390,7 +392,7 @@ def listed_files(folder: Path) -> dict[str, dict[str, int | str]] | None:
     """The entries of a folder's manifest, by file name; None if there is no readable manifest."""
     try:
         files = read_json(folder / MANIFEST)["files"].items()
-        # A manifest must not lead out of its folder.
+        # A manifest must not name files outside its folder.
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name, _ in files):
             return None
         return {
@@ -449,7 +451,7 @@ def model_parts(folder: Path) -> Iterator[bytes]:
 
 
 def digest(parts: Iterable[bytes]) -> str:
-    """The first 16 hexadecimal digits of SHA-256."""
+    """The first 16 hexadecimal digits of the SHA-256 of all parts."""
     digest_so_far = hashlib.sha256()
     for part in parts:
         digest_so_far.update(part)

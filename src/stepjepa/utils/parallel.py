@@ -1,7 +1,7 @@
 """Work in several processes: a function over a stream of arguments on this machine, and training in a Ray cluster.
 
 The cluster is the one in RAY_ADDRESS, or one that runs on this machine, or one that Ray starts here for the duration of the
-command. All its machines need the library, and the command's files under the same paths.
+command. All machines of the cluster need the library, and the command's files under the same paths.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stepjepa.errors import ConfigError, DataError, RunError, StepJepaError, lib
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
-# Of a Ray task whose process was lost.
+# How often a Ray task is started again after its process was lost.
 RETRIES = 3
 
 # The function of a worker process.
@@ -40,7 +40,7 @@ def mapped(
     processes: int,
     option: str,
 ) -> Iterator[Result]:
-    """Like `map`, in several processes; in this one if `processes` is 1, and on Windows.
+    """Like `map`, but in several processes; in this process if `processes` is 1, and on Windows.
 
     The arguments may be endless: at most two for each process are read ahead of the results.
 
@@ -49,14 +49,14 @@ def mapped(
         option: name of the option with the number of processes, for messages.
 
     Raises:
-        DataError: a process was killed. An error of `function` is raised at its argument's turn.
+        DataError: a process was killed. An error of `function` is raised in place of the result of its argument.
     """
     # Windows lacks the signal masks below.
     if processes == 1 or os.name == "nt":
         yield from map(function, arguments)
         return
-    # The function travels in a file: a process reads its start arguments only after its imports, so that the pool would
-    # start the processes one after the other.
+    # The function is passed in a file: a process reads its start arguments only after its imports, so that with a function
+    # among them the pool would start the processes one after the other.
     with TemporaryDirectory() as folder:
         file = Path(folder, "function")
         file.write_bytes(pickle.dumps(function))
@@ -72,9 +72,9 @@ def mapped(
                 yield waiting.popleft().result()
             exhausted = True
         except BrokenProcessPool:
-            what = f"a worker process was killed (the memory may have been full): try a smaller {option}"
+            what = f"a worker process was killed (memory may have run out): try a smaller {option}"
             raise DataError(
-                f"{what}; a script must start under if __name__ == '__main__'"
+                f"{what}; a script must make the call under if __name__ == '__main__'"
             ) from None
         finally:
             pool.end(at_once=not exhausted)
@@ -115,7 +115,7 @@ def _begin(file: Path) -> None:
     parent = cast("Any", multiprocessing.parent_process()).sentinel
     threading.Thread(target=lambda: wait([parent]) and os._exit(1), daemon=True).start()
     _function = pickle.loads(file.read_bytes())
-    # Imported modules stay for good, so the garbage collector need not scan them.
+    # Imported modules are never freed, so the garbage collector need not visit them.
     gc.freeze()
 
 
@@ -136,13 +136,13 @@ def connect() -> ModuleType:
             ray.init(logging_level="warning")
         except (OSError, RuntimeError, ValueError) as error:
             where = os.environ.get("RAY_ADDRESS", "on this machine")
-            raise ConfigError(f"the Ray cluster {where}: {said(error)}") from None
+            raise ConfigError(f"cannot connect to the Ray cluster {where}: {said(error)}") from None
     return ray
 
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Within this context, raise errors of the work unchanged, and errors of Ray as a `RunError`."""
+    """Within this context, errors of the work are raised unchanged, and errors of Ray as a `RunError`."""
     errors = library("ray.exceptions", "ray")
     try:
         yield
@@ -159,8 +159,8 @@ def enter(folder: str) -> None:
 
 
 def in_workers(work: Callable[[], Result], count: int, option: str, resumes: bool) -> Result:
-    """The result of `work` in the first process of a TorchTrainer. If it `resumes`, all processes start again after one
-    fails, unless the failure is a mistake of the user.
+    """The result of `work` in the first process of a TorchTrainer. If `work` `resumes`, all processes are started again
+    after one fails, unless the failure is a mistake of the user.
 
     Raises:
         ConfigError: the cluster is too small. Errors of `work` are raised unchanged.
@@ -192,7 +192,7 @@ def in_workers(work: Callable[[], Result], count: int, option: str, resumes: boo
                     trainer(loop, scaling_config=scaling, run_config=run).fit().return_value,
                 )
             except train.TrainingFailedError as error:
-                # Ray may put its traceback around them.
+                # Ray may wrap the original error in one of its own.
                 failures = getattr(error, "worker_failures", {}).values()
                 causes = (getattr(failure, "_base_exc", failure) for failure in failures)
                 cause = next((cause for cause in causes if isinstance(cause, StepJepaError)), None)

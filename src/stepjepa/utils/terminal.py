@@ -39,7 +39,7 @@ def print_drawn(text: str) -> None:
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
-        # The message of the error then names the stream.
+        # Then the error's message names the stream.
         error.filename = _STDOUT
         raise
 
@@ -82,7 +82,7 @@ def only_results(on: bool = True) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print lines of progress, once over all processes, unless only results are wanted."""
+    """Print a line of progress in the main process, unless only results are wanted."""
     if is_main_process() and not _quiet:
         print_text(text)
 
@@ -96,7 +96,7 @@ class _Log(logging.Handler):
 
 
 def show_log(level: int) -> None:
-    """Show the log of this library, and only of this one, on standard error. Others print theirs themselves."""
+    """Show the log of this library on standard error. Other libraries print theirs themselves."""
     logger = logging.getLogger("stepjepa")
     logger.setLevel(level)
     if not any(isinstance(handler, _Log) for handler in logger.handlers):
@@ -137,14 +137,14 @@ class Bar:
         self._progress.stop()
 
     def begin(self, name: str, total: int, done: int = 0) -> None:
-        """Begin a task, of which `done` is done already; outside a terminal, print it."""
+        """Begin a task, `done` of whose `total` steps are already done; outside a terminal, print it."""
         if self._task is not None:
             self._progress.remove_task(self._task)
         self._task = self._progress.add_task(escaped(name), total=total, completed=done)
         self._name, self._total, self._done = name, total, done
         self._printed, self._when = done, time.monotonic()
         if self._progress.disable:
-            self.say(f"{name}: {total}{f', {done} of them done before' if done else ''}")
+            self.say(f"{name}: {total}{f', {done} of them already done' if done else ''}")
 
     def step(self, count: int) -> None:
         """Advance the task; outside a terminal, print the progress from time to time."""
@@ -166,9 +166,9 @@ class Bar:
 
 @contextlib.contextmanager
 def ending(command: str, kept: str) -> Iterator[None]:
-    """Let SIGTERM end a command like Ctrl-C, and print what is kept.
+    """Let SIGTERM end a command as Ctrl-C does, and print what is kept.
 
-    For commands whose files are complete at any moment, so that nothing has to be saved.
+    This is for commands whose files are complete at any moment, so that nothing has to be saved at the end.
     """
 
     def terminate(*_: object) -> None:
@@ -190,10 +190,10 @@ def ending(command: str, kept: str) -> Iterator[None]:
 
 
 def stdout_trouble() -> str | None:
-    """Why standard output cannot be written; None if it can. Otherwise its buffer is discarded.
+    """Why standard output cannot be written to, in which case its buffer is discarded; None if it can.
 
     Returns:
-        The message of the system; "" if the reader of a pipe has gone.
+        The system's message; "" if the reader of a pipe has gone.
     """
     trouble: str | None = None
     # The shell may have closed it, as in `>&-`.
@@ -212,7 +212,7 @@ def stdout_trouble() -> str | None:
 
 
 def _reader_has_gone(stream: IO[str]) -> bool:
-    # No descriptor, or a system without poll.
+    # The stream may have no descriptor, and the system no poll.
     with contextlib.suppress(OSError, ValueError, AttributeError):
         poll = select.poll()
         poll.register(stream.fileno(), 0)
@@ -221,7 +221,7 @@ def _reader_has_gone(stream: IO[str]) -> bool:
 
 
 def _silence(stream: IO[str]) -> None:
-    """Discard everything that is still written to a stream."""
+    """Discard everything that is written to a stream from now on."""
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, stream.fileno())

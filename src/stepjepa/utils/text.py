@@ -1,7 +1,7 @@
-"""Makes foreign text safe to print: control characters become escapes, and one line stays one line.
+"""Text for printing: untrusted text made safe, formatted numbers, tables, wrapped lines, and labels.
 
 Data, file names, model names and messages of other programs may contain control characters, right-to-left overrides, line
-breaks and lone surrogates.
+breaks and lone surrogates, which are printed as escapes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z", "Y")
 
 
 def printable(text: str) -> str:
-    r"""`text` with escapes (``\x1b``, ``\u202e``) for all characters that a terminal could interpret or could not write.
+    r"""`text` with escapes (``\x1b``, ``\u202e``) for all characters that a terminal could interpret or could not show.
 
     Line breaks, letters, punctuation and emoji stay.
     """
@@ -39,7 +39,7 @@ def escaped(text: str) -> str:
 
 
 def one_line(text: str, limit: int = LONGEST_LINE) -> str:
-    """`text` on one printable line of at most `limit` characters, white space folded, without the middle if it is longer."""
+    """`text` on one printable line with white space collapsed; the middle of more than `limit` characters is left out."""
     line = escaped(" ".join(text.split()))
     if len(line) <= limit:
         return line
@@ -73,7 +73,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def clock(seconds: float) -> str:
-    """``0:01:05``. A damaged record may hold more seconds than `datetime.timedelta` does."""
+    """``0:01:05``. A damaged record may contain more seconds than `datetime.timedelta` can represent."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
@@ -87,12 +87,12 @@ def scaled(value: float | None) -> str:
 
 
 def written(value: float | None, form: str) -> str:
-    """A number in a format, a blank in front of its percent sign; "-" for none."""
+    """A formatted number, with a space before a percent sign; "-" for None."""
     return "-" if value is None else format(value, form).replace("%", " %")
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns two blanks apart, the first flush left, the others right; no blanks at the end of a line."""
+    """The lines of a table: two spaces between columns, the first aligned left, the others right; no trailing spaces."""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     return [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
@@ -101,7 +101,10 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """`text` in lines of at most `width` characters that begin with `first` and with `rest`; words stay whole."""
+    """`text` in lines of at most `width` characters, the first of which begins with `first`, the others with `rest`.
+
+    Words stay whole.
+    """
     return textwrap.wrap(
         text,
         width,
@@ -113,11 +116,11 @@ def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]
 
 
 def folded(lines: Sequence[str], width: int = 100) -> list[str]:
-    """`lines`, with long ones broken at `width` and their continuations indented further."""
+    """`lines`, the long ones wrapped at `width`, with continuation lines indented further."""
     out = []
     for line in lines:
         indent = " " * (len(line) - len(line.lstrip()) + 2)
-        # A line of one long path is better left whole, to be copied.
+        # A line that is mostly one long path stays whole, so that the path can be copied.
         stays = len(line) <= width or len(line.split()) < 4
         out += [line] if stays else wrapped(line, width, "", indent)
     return out
@@ -152,7 +155,7 @@ def labels_of(names: Sequence[str]) -> list[str]:
             break
         for number in longer:
             counts[number] += 1
-    # Only equal paths are still alike.
+    # Labels that are still alike, as for equal paths, get a number.
     for number in alike:
         labels[number] += f"-{number + 1}"
     return [escaped(label) for label in labels]

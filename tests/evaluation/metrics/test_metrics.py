@@ -43,7 +43,7 @@ def test_what_cannot_be_made():
         ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
         ("regex_equivalence", {"word_boundary": "x"}, "word_boundary is 'x'"),
         ("missing.py:f", {}, "missing.py: there is no such file"),
-        ("rouge", {}, "metric rouge: call the package in your own function"),
+        ("rouge", {}, "metric rouge: call the package from your own function"),
     ):
         with pytest.raises(ConfigError, match=message):
             make_metric(name, **options)

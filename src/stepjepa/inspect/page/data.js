@@ -1,5 +1,5 @@
-// The data of the page. Nothing here touches the document but for reading the data; `sees` is told by the page's data,
-// which was read off the library's own rule, and `why` puts that rule into words.
+// The data of the page. This file uses the document only to read the data. `sees` comes from the page's data, which the
+// library's visibility rule decided, and `why` puts that rule into words.
 "use strict";
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
@@ -15,7 +15,7 @@ class Row {
     for (let at = 0; at < raw.labelled.length; at += 2) {
       for (let token = raw.labelled[at]; token < raw.labelled[at + 1]; token++) this.labelled.add(token);
     }
-    // token -> [[words, side], ..]: what is said after a token.
+    // token -> [[words, side], ..]: the notes after a token.
     const sided = (words) => [words, words.split(" ")[0]];
     this.reads = new Map(Object.entries(raw.tags).map(([token, tags]) => [Number(token), tags.map(sided)]));
   }
@@ -77,7 +77,7 @@ class Row {
     if (own) return [true, query === key ? "every token sees itself" : "the same segment, not later"];
     const name = this.section(query).name;
     if (segments[key] !== TRUNK) return [false, "it is off the trunk, in another segment"];
-    if (attaches[query] < 0) return [false, `${name} is isolated: it sees itself alone`];
+    if (attaches[query] < 0) return [false, `${name} is isolated: it sees only itself`];
     const hangs = attaches[query];
     if (orders[key] <= hangs) return [true, `on the trunk, up to token ${hangs}, where ${name} is attached`];
     return [false, `on the trunk, but after token ${hangs}, where ${name} is attached`];

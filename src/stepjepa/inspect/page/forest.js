@@ -33,7 +33,7 @@ class Forest {
     return MARGIN + column * this.unit;
   }
 
-  // Lanes that are many stand closer.
+  // Many lanes are drawn closer together.
   y(lane) {
     return 24 + lane * this.step;
   }

@@ -23,7 +23,7 @@ class Mask {
 
   show(row) {
     this.row = row;
-    this.kindRuns = row.kindRuns(0, row.length); // found once a row
+    this.kindRuns = row.kindRuns(0, row.length); // found once per row
     this.view = { x: 0, y: 0, cells: row.length };
     this.cell = null;
     this.tip.hidden = true;

@@ -1,4 +1,4 @@
-// What is shown, and how the parts of the page tell each other.
+// What is shown, and how the parts of the page notify each other.
 "use strict";
 
 const by = (id) => document.getElementById(id);
@@ -16,7 +16,7 @@ function say(words) {
   by("say").textContent = words;
 }
 
-// A token is pointed at (null: none); `spoken` where a key led there.
+// A token is pointed at (null: none); `spoken` if a key moved there.
 function point(token, spoken) {
   if (state.held !== null && !spoken) return;
   if (spoken && state.held !== null && token !== state.held) release();
@@ -45,7 +45,7 @@ function release() {
 }
 
 function describe(token) {
-  if (token === null) return [["Point at a token, or walk through the row with the arrow keys."]];
+  if (token === null) return [["Point at a token, or move through the row with the arrow keys."]];
   const { raw } = row;
   const kind = row.kind(token);
   const first = [`token ${token} `, isolated(row.text(token)), ` \u00b7 ${row.section(token).name}`];

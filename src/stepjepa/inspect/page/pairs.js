@@ -6,7 +6,7 @@ function showPairs() {
     const [source, target] = pair.lines;
     return make("button", "pair", make("span", "name", pair.title), side("source", source), side("target", target));
   });
-  by("pairs-hint").textContent = buttons.length ? "Choose one to see its views and where they are read." : "There is none.";
+  by("pairs-hint").textContent = buttons.length ? "Choose a pair to see its views and where they are read." : "There are no pairs.";
   by("pairs").replaceChildren(...buttons);
   buttons.forEach((button, number) => {
     button.type = "button";

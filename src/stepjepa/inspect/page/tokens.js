@@ -1,4 +1,4 @@
-// The row as text: one list, a single stop of the Tab key, in which the arrow keys walk.
+// The row as text: one list with a single Tab stop, in which the arrow keys move.
 "use strict";
 
 class Tokens {
