@@ -151,6 +151,6 @@ def test_what_cannot_encode_targets_is_refused(tmp_path, tokenizer):
         with pytest.raises(ConfigError, match=words) as error:
             trainer_for(tmp_path, tokenizer, target_encoder=encoder, **STEPS)
         assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="target_encoder=frozen takes no gradient"):
+    with pytest.raises(ConfigError, match="target_encoder=frozen receives no gradient"):
         trainer_for(tmp_path, tokenizer, target_encoder="frozen", target_grad=True, **STEPS)
     assert target_encoder(causal_lm(tiny_model("llama"))) is None
