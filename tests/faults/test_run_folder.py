@@ -86,7 +86,7 @@ def test_steps_that_cannot_be_trained_are_refused(ended, tmp_path, capsys):
     for checkpoint in out.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     line = refused(capsys, out, *CONSTANT, "--max_steps", 8)
-    assert "ended after 6 steps and no checkpoint of it is left" in line
+    assert "ended after 6 steps and has no checkpoint left" in line
 
 
 @pytest.mark.parametrize("options", [{}, {"streaming": True, "shuffle_buffer": 8}], ids=["rows", "streaming"])
@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(killed, ended, capsys):
     damage(killed / "checkpoint-4" / "model.safetensors", "cut")
     assert resume(killed, *CONSTANT) == 0
     said = capsys.readouterr().out
-    assert f"{killed}/checkpoint-4: model.safetensors " in said and "passed over" in said
+    assert f"{killed}/checkpoint-4: model.safetensors " in said and "skipped" in said
     assert "resumed from checkpoint-2" in said and result_of(killed) == result_of(ended)
 
 

@@ -56,11 +56,14 @@ def options(place, out, bits, **more):
     ("flags", "said"),
     [
         ("--load_in_4bit", "quantised weights cannot be trained; train an adapter on them with --lora"),
-        ("--load_in_4bit --load_in_8bit --lora", "--load_in_4bit --load_in_8bit: the base is held in one of the two"),
+        (
+            "--load_in_4bit --load_in_8bit --lora",
+            "--load_in_4bit --load_in_8bit: the base can be quantised to only one of",
+        ),
         ("--load_in_8bit --lora --model_name mini", "--load_in_8bit: mini starts from random weights"),
         ("--load_in_4bit --lora --pretrain", "starts from random weights"),
         ("--load_in_4bit --lora --merge_lora true", "leave out --merge_lora"),
-        ("--load_in_4bit --lora --track_flop", "the work of quantised layers is not counted"),
+        ("--load_in_4bit --lora --track_flop", "FLOPs of quantised layers are not counted"),
     ],
 )
 def test_what_is_refused_before_anything_is_read(tmp_path, capsys, flags, said):

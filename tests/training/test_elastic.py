@@ -62,10 +62,20 @@ def test_the_batch_is_kept_by_accumulation(before, now, accumulation, tmp_path):
             "12 examples per step (2 x 6 accumulated), which is not a multiple of 2 x 5 processes; change --per_device_",
         ),
         (Cut(4, 1, 3), Cut(5), {}, "not a multiple of 5; change --per_device_train_batch_size"),
-        (Cut(4, 2), Cut(4, 3), {}, "8 examples per step (4 x 2 accumulated), not 12; resume with as many"),
-        (Cut(4, 1, 2), Cut(4), {"dataloader_drop_last": True}, "what --dataloader_drop_last drops depends on how"),
-        (Cut(4, 1, 2), Cut(4), {"streaming": True}, "and a stream is resumed on as many processes: start 2"),
-        (Cut(4, 1, 2), Cut(4), {"loss_scale": "reference"}, "reference makes the size of the gradients depend on how"),
+        (Cut(4, 2), Cut(4, 3), {}, "8 examples per step (4 x 2 accumulated), not 12; resume with the same number"),
+        (
+            Cut(4, 1, 2),
+            Cut(4),
+            {"dataloader_drop_last": True},
+            "with --dataloader_drop_last, their division into micro-batches must stay the same",
+        ),
+        (Cut(4, 1, 2), Cut(4), {"streaming": True}, "and a stream must be resumed on as many processes: start 2"),
+        (
+            Cut(4, 1, 2),
+            Cut(4),
+            {"loss_scale": "reference"},
+            "with --loss_scale reference, their division into micro-batches",
+        ),
     ],
 )
 def test_another_batch_is_refused(before, now, settings, words, tmp_path):
