@@ -113,9 +113,7 @@ def test_other_settings_are_refused_by_name(killed, flags, words, capsys):
 def test_other_data_is_refused(killed, tmp_path, capsys):
     write(tmp_path / "rows.jsonl", step_rows(20, seed=5))
     assert train(tmp_path / "new", *CONSTANT, "--resume_from_checkpoint", killed / "checkpoint-4") == 2
-    assert (
-        "the training data differs from that" in one_line(capsys.readouterr().err) and not (tmp_path / "new").exists()
-    )
+    assert "the training data differs" in one_line(capsys.readouterr().err) and not (tmp_path / "new").exists()
 
 
 def test_what_leaves_training_alone_may_change(killed, tmp_path):

@@ -71,7 +71,7 @@ def test_more_steps_train_on_with_the_schedule_of_all_of_them(tmp_path, caplog, 
     assert train(out, *schedule) == 0
     first = result_of(out)["log"][:STEPS]
     assert resume(out, *schedule, *more) == 0
-    assert "run of 6 steps; this one has 10" in caplog.text
+    assert "run of 6 steps, and this run has 10" in caplog.text
     log = [entry for entry in result_of(out)["log"] if "lm_loss" in entry]
     assert [entry["step"] for entry in log] == list(range(1, 11)) and log[:STEPS] == first
     # Linear to 0 over ten steps: the first new step has not the 0 of the old schedule's end.
