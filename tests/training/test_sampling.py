@@ -250,5 +250,5 @@ def test_a_stream_resumes_after_the_batches_that_were_trained_on(tmp_path, strea
     assert keys(islice(again.batches(4), 5)) == keys(taken), "from the start"
     record = json.loads((tmp_path / "stream_0.json").read_text())
     (tmp_path / "stream_0.json").write_text(json.dumps({**record, "shares": 2}))
-    with pytest.raises(ConfigError, match="began on 2 processes, and is resumed on as many only"):
+    with pytest.raises(ConfigError, match="is divided among 2 processes; resume with the same number"):
         again.resume(tmp_path, 4)
