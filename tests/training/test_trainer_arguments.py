@@ -127,7 +127,7 @@ def test_metrics_and_predictions_of_labelled_tokens(trainer):
 
 
 def test_plain_training_arguments_are_refused(trainer):
-    with pytest.raises(ConfigError, match="args is a TrainingArguments: give a JEPAConfig"):
+    with pytest.raises(ConfigError, match="args is a TrainingArguments; pass a JEPAConfig"):
         trainer(config=transformers.TrainingArguments)
 
 

@@ -1,7 +1,7 @@
 """The numbers of a run: the loss of an optimizer step, the metrics of log entries and evaluations, and their display.
 
 Shapes: P pairs, D width; B examples of a batch, N labelled tokens in it, L largest number of labelled tokens in an example,
-    E examples of a data set; 2 for the predicted and the true id.
+E examples of a data set; 2 for the predicted and the true id.
 """
 
 from __future__ import annotations
