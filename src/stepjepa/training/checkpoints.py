@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -195,6 +195,11 @@ class CheckpointedTrainer(Trainer):
     """A `Trainer` that ends with the same weights and number of steps, whether or not the run was killed and resumed."""
 
     args: JEPAConfig
+    # Attributes of the Trainer that it declares with wider types.
+    model: Any
+    processing_class: Any
+    train_dataset: Any
+    data_collator: Any
     setup: ModelSetup
     data_reports: dict[str, DataReport]
     # Options of ``stepjepa train``, by which the model was loaded; None when the trainer is used from Python.
@@ -304,7 +309,7 @@ class CheckpointedTrainer(Trainer):
             for record in (result.metrics, self.state.log_history[-1]):
                 record.pop("train_loss", None)
         self._check_finite()
-        if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+        if not weights_are_finite(self.model, self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
         return result
 
@@ -374,7 +379,7 @@ class CheckpointedTrainer(Trainer):
     def resume_record(self) -> ResumeRecord:
         """The `ResumeRecord` of this run's checkpoints."""
         settings: dict[str, Any] = {}
-        model: Any = self.model
+        model = self.model
         if self.run_options is not None:
             fixed = [name for name, option in options_of(RunOptions).items() if not option.resume]
             settings = {name: getattr(self.run_options, name) for name in fixed}
@@ -438,7 +443,7 @@ class CheckpointedTrainer(Trainer):
         Weights that are not finite are not saved."""
         begin, step = time.perf_counter(), self.state.global_step
         folder = self._folder.path / f"checkpoint-{step}"
-        if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+        if not weights_are_finite(self.model, self.accelerator):
             self._stop_or_warn(step, f"the weights are not finite, so {folder.name} is not written")
             return
         # The Trainer would remove older checkpoints before this one is complete.
@@ -474,9 +479,8 @@ class CheckpointedTrainer(Trainer):
         Raises:
             ConfigError: the checkpoint lacks tensors of the model, or has others.
         """
-        model = cast(torch.nn.Module, self.model)
         # Tied weights are saved under only one of their names; the other names are not missing.
-        tensors = dict(model.named_parameters(remove_duplicate=False))
+        tensors = dict(self.model.named_parameters(remove_duplicate=False))
         absent = set(load_result.missing_keys)
         loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
         missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
@@ -541,8 +545,8 @@ class CheckpointedTrainer(Trainer):
         finally:
             inner.generation_config = generation_config
         folder = Path(output_dir or self.args.output_dir or "")
-        tokenizer = cast(Any, self.processing_class)
-        write_generation_config(inner, tokenizer, folder, self.args.chat_template_kwargs)
+        kwargs = self.args.chat_template_kwargs
+        write_generation_config(inner, self.processing_class, folder, kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the final model with its original vocabulary and tokenizer, and the predictors to a separate file.
@@ -557,7 +561,7 @@ class CheckpointedTrainer(Trainer):
             save_extras(self.accelerator.unwrap_model(self.model), folder, main)
             # The Trainer writes no tokenizer into a sharded checkpoint.
             if main and not (folder / TOKENIZER_CONFIG_FILE).exists():
-                cast(Any, self.processing_class).save_pretrained(folder)
+                self.processing_class.save_pretrained(folder)
             if main:
                 share(folder)
             return
@@ -571,7 +575,7 @@ class CheckpointedTrainer(Trainer):
             if self.args.should_save:
                 export_model(
                     model,
-                    cast(Any, self.processing_class),
+                    self.processing_class,
                     target,
                     merge_lora=bool(self.args.merge_lora),
                     keep_predictors=self.args.keep_predictors,

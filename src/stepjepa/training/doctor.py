@@ -21,6 +21,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
 from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.modeling.flops import card_peak
+from stepjepa.modeling.parts import text_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
@@ -225,14 +226,14 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         trainer = make_trainer(run, config)
-        model: Any = trainer.model
         trainer.train()
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
         return Tried(flags, fault=said(error, lines=1)[:200])
     forward = trainer.setup.forward
-    served = model.config.get_text_config()._attn_implementation if forward == "packed" else forward
+    attention = text_config(trainer.model.config)._attn_implementation
+    served = attention if forward == "packed" else forward
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     # The first step warms up.
     speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])

@@ -401,7 +401,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
             lines += report.steps.lines()
         parts.append((name, lines))
     # The model and its loss.
-    model: Any = trainer.model
+    model = trainer.model
     trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
     kind = ", LoRA" if run.lora else ""
     size = f"{run.model_name}: {total:,} parameters, {trained:,} trained ({100 * trained / total:.3g} %{kind})"
@@ -450,18 +450,13 @@ def conclusion(
         done[0] += f", {median(speeds):,.0f} tokens/s (median of the log)"
     if stopped:
         done.append(stopped)
-    parts.append(("done", done))
-
-    parts.append(("final", [log_line(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
-    parts.append(
-        (
-            "output",
-            [
-                f"{output}: model and records (metrics.json, run.json, data_report.json, resolved.yaml)"
-            ],
-        )
-    )
-    parts.append(("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]))
+    records = "metrics.json, run.json, data_report.json, resolved.yaml"
+    parts += [
+        ("done", done),
+        ("final", [log_line(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]),
+        ("output", [f"{output}: model and records ({records})"]),
+        ("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]),
+    ]
     return "\n".join(["", *labelled(parts)])
 
 
@@ -504,9 +499,8 @@ def steps_line(trainer: JEPATrainer) -> str:
         size += f" ({cut})"
     if args.streaming:
         return f"{args.max_steps:,} of {size}"
-    dataset: Any = trainer.train_dataset
     steps = trainer.requested_steps
-    epochs = f"{steps * cut.batch / len(dataset):.3g}"
+    epochs = f"{steps * cut.batch / len(trainer.train_dataset):.3g}"
     return f"{steps:,} of {size}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 

@@ -228,11 +228,8 @@ class JEPATrainer(CheckpointedTrainer):
             begin_targets(trained, args.target_encoder)
             self.add_callback(TargetEncoderCallback())
         # `self.view` replaces both; in a notebook, the first would show a table.
-        for shown in (
-            DEFAULT_PROGRESS_CALLBACK,
-            PrinterCallback,
-        ):
-            self.remove_callback(shown)
+        self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+        self.remove_callback(PrinterCallback)
         metrics = getattr(score_answers, "metrics", ())
         self.view = RunDisplay(bool(args.disable_tqdm), metrics)
         self.add_callback(self.view)
@@ -290,8 +287,7 @@ class JEPATrainer(CheckpointedTrainer):
                 plugin.mixed_precision_policy, output_dtype=None
             )
         trained_extras(inner).in_state_dict = True
-        collator: Any = self.data_collator
-        self.data_collator = replace(collator, every_pass=True)
+        self.data_collator = replace(self.data_collator, every_pass=True)
 
     # Order of examples
 
@@ -299,10 +295,10 @@ class JEPATrainer(CheckpointedTrainer):
         """As `Trainer.get_train_dataloader`; a stream is already this process's share, and is not divided again."""
         if not isinstance(self.train_dataset, StreamedExamples):
             return super().get_train_dataloader()
-        return self.train_dataset.loader(self._train_batch_size, self.data_collator)  # type: ignore[arg-type]
+        return self.train_dataset.loader(self._train_batch_size, self.data_collator)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:  # type: ignore[override]
-        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        dataset = self.train_dataset if train_dataset is None else train_dataset
         self._sampler = self.order_of(dataset)
         return self._sampler
 
@@ -331,11 +327,12 @@ class JEPATrainer(CheckpointedTrainer):
         if not isinstance(self.train_dataset, StreamedExamples):
             self._sampler.epoch = epoch
 
-    def get_batch_samples(
+    def get_batch_samples(  # type: ignore[override]
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], torch.Tensor | None]:
-        """The micro-batches of one optimizer step, and the divisors of the parts of their loss, (parts,). There are none if
-        the training is to stop, as in a run that is resumed at its last step: the Trainer checks this only after a step."""
+    ) -> tuple[list[Batch], dict[str, torch.Tensor] | None]:
+        """The micro-batches of one optimizer step, and the divisors of the parts of their loss, () by name. There are none
+        if the training is to stop, as in a run that is resumed at its last step: the Trainer checks this only after a
+        step."""
         if self.control.should_training_stop:
             return [], None
         batches = list(islice(epoch_iterator, num_batches))
@@ -349,14 +346,10 @@ class JEPATrainer(CheckpointedTrainer):
     def _track_num_input_tokens(self, inputs: Any) -> None:
         super()._track_num_input_tokens({"input_ids": inputs.rows.input_ids})
 
-    def _counts(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """The divisors of the parts of the loss, (parts,), from micro-batches of this process."""
+    def _step_counts(self, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
+        """`window_counts` of all micro-batches of one optimizer step on all processes."""
         counts = window_counts(self.setup.objective, batches, self.args.device)
-        return torch.stack([counts[name] for name in self._meter.names])
-
-    def _step_counts(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """The divisors of the parts of the loss, (parts,), from all micro-batches of one optimizer step on all processes."""
-        return self.accelerator.reduce(self._counts(batches), reduction="sum")  # type: ignore[no-any-return]
+        return self.accelerator.reduce(counts)  # type: ignore[no-any-return]
 
     def forward(
         self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False
@@ -373,7 +366,7 @@ class JEPATrainer(CheckpointedTrainer):
         model: nn.Module,
         inputs: Batch,
         return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
+        num_items_in_batch: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ForestOutput]:
         """``gamma * LM + lbd * JEPA`` of one micro-batch, scaled to the optimizer step: a scalar.
 
@@ -389,11 +382,10 @@ class JEPATrainer(CheckpointedTrainer):
             self._meter.add(output, inputs)
         processes = self.accelerator.num_processes
         if args.loss_scale == "reference" and makes_pairs:
-            counts = self._counts([inputs])
+            counts = window_counts(self.setup.objective, [inputs], args.device)
             processes = 1
-        by_name = dict(zip(self._meter.names, counts, strict=True))
         lbd = lbd_at(args, step, self.state.max_steps)
-        loss = total_loss(output.parts, by_name, lbd) * processes
+        loss = total_loss(output.parts, counts, lbd) * processes
         return (loss, output) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -425,8 +417,7 @@ class JEPATrainer(CheckpointedTrainer):
         """The number of optimizer steps of a regular run of the requested length, and the FLOPs of a step of this run
         divided by those of a regular run. Both are counted over the first batches, with and without their pairs, padding
         included."""
-        dataset: Any = self.train_dataset
-        collate: Any = self.data_collator
+        dataset, collate = self.train_dataset, self.data_collator
         draws = iter(self.order_of(dataset))
         own = regular = 0.0
         for _ in range(SAMPLED_BATCHES):
@@ -442,7 +433,7 @@ class JEPATrainer(CheckpointedTrainer):
     def requested_steps(self) -> int:
         """Number of optimizer steps that the options and the data ask for; at equal compute, the number that costs the
         same."""
-        dataset: Any = self.train_dataset
+        dataset = self.train_dataset
         if self.at_equal_compute:
             steps, ratio = self.equal_compute
             return max(1, round(steps / ratio))
@@ -522,7 +513,7 @@ class JEPATrainer(CheckpointedTrainer):
         The means are over all labels and all pairs, independent of batches and processes, except for InfoNCE and the
         regularizers, which compare the pairs of a batch.
         """
-        model: Any = self.model
+        model = self.model
         if self.is_fsdp_enabled and not any(map(is_sharded, model.parameters())):
             raise ConfigError(
                 f"--{_NAME.fsdp} shards the weights only when training begins; evaluate without it"
