@@ -82,7 +82,7 @@ def test_more_steps_train_on_with_the_schedule_of_all_of_them(tmp_path, caplog, 
 
 def test_steps_that_cannot_be_trained_are_refused(ended, tmp_path, capsys):
     out = copy_of(ended, tmp_path)
-    assert "checkpoint-6: it has 6 steps and only 4 are asked for" in refused(capsys, out, *CONSTANT, "--max_steps", 4)
+    assert "checkpoint-6: it has 6 steps, but only 4 are requested" in refused(capsys, out, *CONSTANT, "--max_steps", 4)
     for checkpoint in out.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     line = refused(capsys, out, *CONSTANT, "--max_steps", 8)

@@ -25,7 +25,7 @@ def epochs_of(sampler, count):
     return epochs
 
 
-@pytest.mark.parametrize("mixture", [40, Mixture((30, 8), (15, 12))], ids=["rows", "mixture"])
+@pytest.mark.parametrize("mixture", [Mixture((40,), (40,)), Mixture((30, 8), (15, 12))], ids=["rows", "mixture"])
 @pytest.mark.parametrize("current", [False, True])
 def test_examples_of_earlier_steps_are_replayed(mixture, current):
     window = 8

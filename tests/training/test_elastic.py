@@ -15,7 +15,7 @@ from faults import kill
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import Cut, ResumeRecord
-from stepjepa.training.sampling import EpochSampler
+from stepjepa.training.sampling import EpochSampler, Mixture
 from support.rows import step_rows, write
 from support.runs import copy_of, files_of, one_line
 from support.sharding import launch
@@ -30,7 +30,8 @@ def test_a_step_has_the_same_examples_however_it_is_cut(grouped):
     found = []
     for processes, accumulation in CUTS:
         size = BATCH // (processes * accumulation)
-        sampler = EpochSampler(50, size * processes, 7, lengths=lengths, window=BATCH, replay_ratio=0.5)
+        options = {"lengths": lengths, "window": BATCH, "replay_ratio": 0.5}
+        sampler = EpochSampler(Mixture((50,), (50,)), size * processes, 7, **options)
         batches = BatchSampler(sampler, size, drop_last=False)
         shares = [list(BatchSamplerShard(batches, processes, process)) for process in range(processes)]
         assert len({len(share) for share in shares}) == 1, "every process has as many"

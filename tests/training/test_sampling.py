@@ -43,7 +43,8 @@ def epochs_of(sampler: EpochSampler, *epochs: int) -> list[list[Draw]]:
 
 def test_grouping_keeps_the_examples_of_a_step_and_sorts_them():
     lengths = np.random.default_rng(0).integers(5, 500, 50)
-    plain, grouped = (EpochSampler(50, 4, 7, lengths=given, window=16) for given in (None, lengths))
+    rows = Mixture((50,), (50,))
+    plain, grouped = (EpochSampler(rows, 4, 7, lengths=given, window=16) for given in (None, lengths))
     for epoch, before, after in zip((0, 3), epochs_of(plain, 0, 3), epochs_of(grouped, 0, 3), strict=True):
         assert len(after) == 52 and after[50:] == before[50:] == [Draw(epoch, FILLER)] * 2
         for start in range(0, 50, 16):
@@ -93,7 +94,7 @@ def test_jepa_ratio_depends_on_seed_epoch_and_row_alone(tokenizer):
         return {draw.row: bool(dataset[draw].pairs) for draw in draws}
 
     patterns = []
-    for epoch, draws in enumerate(epochs_of(EpochSampler(len(store), 8, seed=5), 0, 1)):
+    for epoch, draws in enumerate(epochs_of(EpochSampler(Mixture((200,), (200,)), 8, seed=5), 0, 1)):
         every, resumed = kept(draws), kept(draws[100:])
         assert kept(draws[::2][::-1]) | kept(draws[1::2]) == every and len(every) == 200
         assert all(every[row] == pairs for row, pairs in resumed.items())

@@ -171,7 +171,7 @@ def test_a_preset_is_made_with_a_tokenizer_of_the_data(tmp_path, tokenizer):
     made = JEPATrainer("tiny", config, iter(rows))
     assert len(made.train_dataset) == 12 and made.model.config.hidden_size == 96
     assert made.processing_class.get_vocab() == load_tokenizer("tiny", texts_of([rows])).get_vocab()
-    with pytest.raises(ConfigError, match="give them as train_dataset, or processing_class"):
+    with pytest.raises(ConfigError, match="pass them as train_dataset, or pass a processing_class"):
         JEPATrainer("tiny", config)
     assert JEPATrainer("tiny", config, processing_class=tokenizer).train_dataset is None
     with pytest.raises(ConfigError, match="did you mean tiny"):

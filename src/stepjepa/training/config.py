@@ -337,8 +337,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         return config
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JEPAConfig:
-        config = object.__new__(type(self))
-        config.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        config = copy.copy(self)
+        config.__dict__ = copy.deepcopy(self.__dict__, memo)
         return config
 
 

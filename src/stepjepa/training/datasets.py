@@ -318,7 +318,7 @@ class ExampleReader:
         self.args = args
         self.positions = positions
         self.vocabulary = vocabulary
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.pad_id = tokenizer.pad_token_id or 0
         self.reports: dict[str, DataReport] = {}
 
     def read_training(self, source: object) -> DrawnExamples | StreamedExamples | None:

@@ -88,8 +88,8 @@ def on_device(number: torch.Tensor | float, device: torch.device) -> torch.Tenso
     return torch.full((), number, dtype=dtype, device=device)
 
 
-def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelerator) -> list[float]:
-    """The sums of numbers (N,) over all processes. Every process must call this function."""
+def over_processes(values: object, accelerator: Accelerator) -> list[Any]:
+    """The sums of numbers (in a tensor or a nested list) over all processes. Every process must call this function."""
     device = accelerator.device
     totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
     return accelerator.reduce(totals, reduction="sum").tolist()

@@ -251,9 +251,7 @@ def make_trainer(
     """The trainer of a run, with its data, tokenizer and model."""
     # A preset's tokenizer is trained on the texts of the data; a resumed run loads it from the checkpoint.
     preset = is_preset(run.model_name)
-    sources = [
-        RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()
-    ]
+    sources = _training_sources(run, config)
     texts = texts_of(sources, config.columns)
     tokenizer = load_tokenizer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
@@ -296,6 +294,11 @@ def make_trainer(
     if run.stop_at is not None or run.early_stopping_patience is not None:
         trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
     return trainer
+
+
+def _training_sources(run: RunOptions, options: JEPAOptions) -> list[RowSource]:
+    files = run.train_file or ()
+    return [RowSource(name, run.dataset_split, options.streaming) for name in files]
 
 
 def _write_report(trainer: JEPATrainer, output: Path) -> None:
@@ -371,12 +374,9 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
     """Whether the first rows of the training data mark the steps of their answers."""
     try:
-        sources = [
-            RowSource(name, run.dataset_split, options.streaming) for name in run.train_file or ()
-        ]
         return any(
             names_steps(row, options.steps_column)
-            for rows in sources
+            for rows in _training_sources(run, options)
             for _, row in islice(rows, _ROWS)
         )
     except StepJepaError:

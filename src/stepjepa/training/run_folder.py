@@ -106,29 +106,26 @@ class ResumeRecord:
         Raises:
             ConfigError: the records differ; the message says how.
         """
-        # An option that the record lacks is newer than the run, and is not compared.
-        differences = []
-        for name, value in self.settings.items():
-            recorded = before.settings.get(name, value)
-            if recorded != value:
-                differences.append(f"{name}={recorded}, not {value}")
-        problem = ""
-        if differences:
-            problem = f"the run in {where} has {differences[0]}; resume with its settings"
-        elif before.data != self.data:
-            problem = (
-                f"the training data differs from that of the run in {where}; resume with its data"
-            )
-        else:
-            batch_problem = self._batch_mismatch(before.cut)
-            if batch_problem:
-                batch = f"{before.cut.batch} examples per step ({before.cut})"
-                problem = f"the run in {where} takes {batch}, {batch_problem}"
+        problem = self._mismatch(before, f"the run in {where}")
         if problem:
             raise ConfigError(
                 f"--{_NAME.resume_from_checkpoint}: {problem}, or give another --{_NAME.output_dir}"
             )
         return before.cut.batch // (self.cut.size * self.cut.processes)
+
+    def _mismatch(self, before: ResumeRecord, run: str) -> str:
+        """What differs from the record of a run, and how to resume it; empty for nothing."""
+        for name, value in self.settings.items():
+            # An option that the record lacks is newer than the run, and is not compared.
+            recorded = before.settings.get(name, value)
+            if recorded != value:
+                return f"{run} has {name}={recorded}, not {value}; resume with its settings"
+        if before.data != self.data:
+            return f"the training data differs from that of {run}; resume with its data"
+        problem = self._batch_mismatch(before.cut)
+        if not problem:
+            return ""
+        return f"{run} takes {before.cut.batch} examples per step ({before.cut}), {problem}"
 
     def _batch_mismatch(self, old: Cut) -> str:
         """Why this run's micro-batches cannot form the optimizer steps of a run with the cut `old`; empty if they can."""
@@ -137,11 +134,9 @@ class ResumeRecord:
         if self.settings.get(_NAME.streaming) and processes != old.processes:
             return f"and a stream must be resumed on as many processes: start {old.processes}"
         if size * processes == old.size * old.processes:
-            return (
-                ""
-                if accumulation == old.accumulation
-                else f"not {self.cut.batch}; resume with the same number"
-            )
+            if accumulation == old.accumulation:
+                return ""
+            return f"not {self.cut.batch}; resume with the same number"
         # From here on the micro-batches differ, and accumulation must be adapted. Two options depend on the micro-batch
         # itself.
         if self.settings.get("dataloader_drop_last"):
@@ -285,21 +280,15 @@ class RunFolder:
         Raises:
             ConfigError: there is such an entry.
         """
-        entries = self.path.glob("checkpoint-*") if self.path.is_dir() else ()
-        last = (
-            _CHECKPOINT.search(checkpoint.name)
-            if checkpoint is not None and self._holds(checkpoint)
-            else None
-        )
-        for entry in sorted(entries):
-            number = _CHECKPOINT.match(entry.name)
-            if number is None or _is_own(entry):
+        last = -1
+        if checkpoint is not None and self._holds(checkpoint):
+            number = _CHECKPOINT.search(checkpoint.name)
+            last = int(number[1]) if number else -1
+        for step, entry in sorted(self._numbered()):
+            is_link = entry.is_symlink()
+            if _is_own(entry) or (is_link and step <= last):
                 continue
-            if entry.is_symlink() and last is not None and int(number[1]) <= int(last[1]):
-                continue
-            what = (
-                "is a symbolic link" if entry.is_symlink() else f"has no {RESUME_RECORD} of a run"
-            )
+            what = "is a symbolic link" if is_link else f"has no {RESUME_RECORD} of a run"
             raise ConfigError(
                 f"--{_NAME.output_dir} {self.path}: {entry.name} {what}, so the run may not remove it or write to it; move "
                 f"it away, or give another --{_NAME.output_dir}"
@@ -328,14 +317,13 @@ class RunFolder:
             ConfigError: the run cannot resume from it.
         """
 
-        def named() -> tuple[Path, list[str]]:
-            folder = Path(str(wanted))
-            problem = _problem(folder)
-            if problem is not None:
-                raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
-            return folder, []
-
-        return on_main(self.newest if wanted is True else named)
+        if wanted is True:
+            return on_main(self.newest)
+        folder = Path(wanted)
+        problem = on_main(lambda: _problem(folder))
+        if problem is not None:
+            raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
+        return folder, []
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest usable checkpoint (None if there is none), and the problems of newer checkpoints, one line each.
@@ -471,11 +459,13 @@ def _problem(folder: Path) -> str | None:
     if not (folder / MANIFEST).exists():
         return f"written by version 0.1, without {MANIFEST}; this version cannot resume from it"
     problem = mismatch(folder)
-    if problem is None and _is_old(folder):
+    if problem is not None:
+        return problem
+    if _is_old(folder):
         return f"written by an earlier version with a different {RESUME_RECORD}; this version cannot resume from it"
-    if problem is None and not (folder / _SCHEDULE).exists():
+    if not (folder / _SCHEDULE).exists():
         return "written with save_only_model, so without the optimizer's state; no run can resume from it"
-    return problem
+    return None
 
 
 def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:

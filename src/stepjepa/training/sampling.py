@@ -101,6 +101,7 @@ class Mixture(NamedTuple):
         return cls(tuple(sizes), tuple(max(1, round(length * weight)) for weight in weights))
 
 
+@dataclass(eq=False)
 class EpochSampler:
     """Draws the examples of an epoch in an order given by (seed, epoch).
 
@@ -108,8 +109,8 @@ class EpochSampler:
     no example is seen twice. A filler has no labels and no pairs, and the losses are divided by the numbers of labels and
     pairs.
 
-    Args:
-        mixture: the data sets of an epoch; a number of rows means one data set with each row once.
+    Attributes:
+        mixture: the data sets of an epoch.
         multiple: number of examples of one micro-batch over all processes; 1 for no filling.
         seed: the seed of the order.
         shuffle: False keeps the rows of each data set in their order.
@@ -120,32 +121,22 @@ class EpochSampler:
         replay_ratio: share of the examples with which the pairs of an example from an earlier optimizer step of the run are
             replayed.
         replay_current: take the pairs from the same optimizer step instead; even so, the first step replays nothing.
-
-    Attributes:
         epoch: the epoch to draw next, which the trainer sets.
     """
 
-    def __init__(
-        self,
-        mixture: Mixture | int,
-        multiple: int,
-        seed: int,
-        shuffle: bool = True,
-        lengths: np.ndarray | None = None,
-        window: int = 1,
-        replay_ratio: float = 0.0,
-        replay_current: bool = False,
-    ):
-        self.mixture = Mixture((mixture,), (mixture,)) if isinstance(mixture, int) else mixture
+    mixture: Mixture
+    multiple: int
+    seed: int
+    shuffle: bool = True
+    lengths: np.ndarray | None = None
+    window: int = 1
+    replay_ratio: float = 0.0
+    replay_current: bool = False
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
         self.size = sum(self.mixture.counts)
-        self.padded = self.size + -self.size % max(multiple, 1)
-        self.seed = seed
-        self.shuffle = shuffle
-        self.lengths = lengths
-        self.window = window
-        self.replay_ratio = replay_ratio
-        self.replay_current = replay_current
-        self.epoch = 0
+        self.padded = self.size + -self.size % max(self.multiple, 1)
         # Passes and rows of the examples of past epochs, (2, S) each, for replay.
         self._orders: dict[int, np.ndarray] = {}
 

@@ -320,7 +320,7 @@ class JEPATrainer(CheckpointedTrainer):
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
-        return EpochSampler(len(eval_dataset), multiple, self.args.seed, shuffle=False)
+        return EpochSampler(eval_dataset.mixture, multiple, self.args.seed, shuffle=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the examples of this epoch."""
@@ -568,12 +568,9 @@ class JEPATrainer(CheckpointedTrainer):
             scores = self.score_answers(
                 model, self.processing_class, args.process_index, args.world_size
             )
-        sums = over_processes(
-            [value for pair in scores.values() for value in pair], self.accelerator
-        )
-        totals, numbers = sums[::2], sums[1::2]
+        sums = over_processes(list(scores.values()), self.accelerator)
         means = {}
-        for name, total, number in zip(scores, totals, numbers, strict=True):
+        for name, (total, number) in zip(scores, sums, strict=True):
             if number:
                 means[name] = total / number
         return means
