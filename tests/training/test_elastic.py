@@ -30,8 +30,7 @@ def test_a_step_has_the_same_examples_however_it_is_cut(grouped):
     found = []
     for processes, accumulation in CUTS:
         size = BATCH // (processes * accumulation)
-        options = {"lengths": lengths, "window": BATCH, "replay_ratio": 0.5}
-        sampler = EpochSampler(Mixture((50,), (50,)), size * processes, 7, **options)
+        sampler = EpochSampler(Mixture((50,), (50,)), size * processes, 7, True, lengths, BATCH, replay_ratio=0.5)
         batches = BatchSampler(sampler, size, drop_last=False)
         shares = [list(BatchSamplerShard(batches, processes, process)) for process in range(processes)]
         assert len({len(share) for share in shares}) == 1, "every process has as many"

@@ -43,8 +43,7 @@ def epochs_of(sampler: EpochSampler, *epochs: int) -> list[list[Draw]]:
 
 def test_grouping_keeps_the_examples_of_a_step_and_sorts_them():
     lengths = np.random.default_rng(0).integers(5, 500, 50)
-    rows = Mixture((50,), (50,))
-    plain, grouped = (EpochSampler(rows, 4, 7, lengths=given, window=16) for given in (None, lengths))
+    plain, grouped = (EpochSampler(Mixture((50,), (50,)), 4, 7, lengths=given, window=16) for given in (None, lengths))
     for epoch, before, after in zip((0, 3), epochs_of(plain, 0, 3), epochs_of(grouped, 0, 3), strict=True):
         assert len(after) == 52 and after[50:] == before[50:] == [Draw(epoch, FILLER)] * 2
         for start in range(0, 50, 16):

@@ -180,15 +180,10 @@ class StopAtEvaluation(TrainerCallback):
 
 def last_evaluation(state: TrainerState) -> dict[str, float]:
     """The metrics of the evaluation at the last step of a run; empty if there was none."""
-    step = state.global_step
-    evaluations = [
-        entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step
-    ]
-    return (
-        {name: value for name, value in evaluations[-1].items() if name != "step"}
-        if evaluations
-        else {}
-    )
+    for entry in reversed(state.log_history):
+        if "eval_loss" in entry and entry["step"] == state.global_step:
+            return {name: value for name, value in entry.items() if name != "step"}
+    return {}
 
 
 class CheckpointedTrainer(Trainer):
@@ -381,8 +376,9 @@ class CheckpointedTrainer(Trainer):
         settings: dict[str, Any] = {}
         model = self.model
         if self.run_options is not None:
-            fixed = [name for name, option in options_of(RunOptions).items() if not option.resume]
-            settings = {name: getattr(self.run_options, name) for name in fixed}
+            for name, option in options_of(RunOptions).items():
+                if not option.resume:
+                    settings[name] = getattr(self.run_options, name)
         elif hasattr(model, "get_base_model"):
             # A trainer used from Python has no options for the adapter, so the adapter's configuration is compared.
             adapter = model.peft_config[model.active_adapter].to_dict()

@@ -10,6 +10,7 @@ import copy
 import functools
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -21,6 +22,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from stepjepa.config.option import Names, option, options_of, public_values
 from stepjepa.config.spellings import by_our_names, published
 from stepjepa.config.values import did_you_mean
+from stepjepa.config.yaml_file import representable
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
@@ -184,7 +186,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         Raises:
             ConfigError: such an option is set; the message says what to do instead.
         """
-        strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
+        strategy = representable(self.hub_strategy)
         sampling = self.train_sampling_strategy
         # Any true value is refused, but two options have values that are supported.
         values: dict[str, Any] = {name: getattr(self, name) for name in _UNSUPPORTED}
@@ -270,11 +272,10 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     def to_dict(self) -> dict[str, Any]:
         """As `TrainingArguments.to_dict`, but ``last_token`` is shown, and ``objective_options`` has no secrets."""
         # transformers hides the value of every option whose name ends in `_token`.
-        public = public_values(self)
-        return {
-            **super().to_dict(),
-            **{name: public[name] for name in (_NAME.last_token, _NAME.objective_options)},
-        }
+        values, public = super().to_dict(), public_values(self)
+        for name in (_NAME.last_token, _NAME.objective_options):
+            values[name] = public[name]
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle, without secrets, because ``training_args.bin`` is in every checkpoint."""
@@ -375,17 +376,16 @@ def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> No
     # Construct both once, before anything is written. The schedule has one step and no warm-up.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule_options: Any = args.lr_scheduler_kwargs
-    for name, make in (
-        ("optim", lambda: Trainer.get_optimizer_cls_and_kwargs(args, model)),
-        (
-            _NAME.lr_scheduler_type,
-            lambda: get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, schedule_options),
-        ),
-    ):
+    schedule = args.lr_scheduler_type
+    makers: dict[str, Callable[[], object]] = {
+        _NAME.optim: lambda: Trainer.get_optimizer_cls_and_kwargs(args, model),
+        _NAME.lr_scheduler_type: lambda: get_scheduler(schedule, optimizer, 0, 1, schedule_options),
+    }
+    for name, make in makers.items():
         try:
             make()
         except (ImportError, ValueError, TypeError) as error:
-            value = getattr(getattr(args, name), "value", getattr(args, name))
+            value = representable(getattr(args, name))
             raise ConfigError(
                 f"{name} is {value}, which cannot be constructed: {said(error)}"
             ) from error

@@ -96,16 +96,13 @@ def over_processes(values: object, accelerator: Accelerator) -> list[Any]:
 
 
 def window_counts(
-    objective: Objective, batches: Sequence[Batch], device: torch.device | str
+    objective: Objective, batches: Sequence[Batch], device: torch.device
 ) -> dict[str, torch.Tensor]:
     """The divisor of each part of the loss, by its name: the number of labels or pairs in some micro-batches of this
     process, each () of `precise_dtype`."""
     counts = [{LM: batch.label_ids.numel(), **objective.counts(batch)} for batch in batches]
     names = (LM, *objective.part_names)
-    return {
-        name: on_device(sum(count[name] for count in counts), torch.device(device))
-        for name in names
-    }
+    return {name: on_device(sum(count[name] for count in counts), device) for name in names}
 
 
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:

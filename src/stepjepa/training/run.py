@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from stepjepa.config.option import Names, unread_options
-from stepjepa.config.yaml_file import dump_yaml
+from stepjepa.config.yaml_file import dump_yaml, representable
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.steps import names_steps
 from stepjepa.errors import ConfigError, StepJepaError, writing
@@ -125,7 +125,7 @@ def _run(
         if overwrite:
             _check_not_inside(output, run)
     if config.eval_strategy != "no" and not run.eval_file:
-        strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
+        strategy = representable(config.eval_strategy)
         raise ConfigError(f"--{_NAME.eval_strategy} {strategy} needs --{_NAME.eval_file}")
     rules = [name for name, value in run.stop_rules.items() if value is not None]
     if rules and (config.eval_strategy == "no" or not config.metric_for_best_model):
@@ -477,8 +477,7 @@ def rate_line(args: JEPAConfig, run: RunOptions) -> str:
     rate = args.settled_learning_rate(scratch, run.lora)
     line = f"learning rate {rate:g}"
     # The defaults are for Adam; other optimizers need other rates.
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    if "adam" not in optimizer:
+    if "adam" not in str(representable(args.optim)):
         return line
     if usual / _FAR <= rate <= usual * _FAR:
         return line
