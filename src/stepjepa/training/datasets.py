@@ -231,9 +231,8 @@ class StreamedExamples:
         # Sorted only within each step, so that the strategy does not change which examples a step has.
         ordered: list[Streamed] = []
         for first in range(0, len(window), step):
-            ordered += sorted(
-                window[first : first + step], key=lambda item: -len(item.example.trunk)
-            )
+            examples = window[first : first + step]
+            ordered += sorted(examples, key=lambda item: -len(item.example.trunk))
         return ordered
 
     def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:

@@ -291,8 +291,7 @@ def make_trainer(
     )
     trainer.run_options = run
     trainer.view.published = run.debug_level >= 1
-    if run.stop_at is not None or run.early_stopping_patience is not None:
-        trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
+    trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
     return trainer
 
 
