@@ -237,7 +237,7 @@ def test_lambda_follows_its_schedule(tokenizer):
     ("options", "message"),
     [
         ({"predictor": 2}, "unknown option 'predictor'.*predictors"),
-        ({**HORIZONS, "predictors": 0}, "predictors=0 reads one state for 2 horizons"),
+        ({**HORIZONS, "predictors": 0}, "predictors=0 predicts 2 horizons from one state"),
         ({"learning_rate": 1e-3}, "learning_rate is for JEPATrainer"),
         ({"grad_accum": 2}, "gradient_accumulation_steps is for JEPATrainer"),
         ({"streaming": True}, "streaming is for JEPATrainer"),

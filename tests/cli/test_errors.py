@@ -100,7 +100,7 @@ TRAIN = [
 FLAGS = [
     ("--last_token 2", "last_token is 2", "at most -1"),
     ("--jepa_ratio 0 --gamma 0", "gamma is 0", "nothing would be trained"),
-    ("--regular --gamma 0", "gamma is 0 and no JEPA loss is left"),
+    ("--regular --gamma 0", "gamma is 0 and there is no JEPA loss"),
     ("--max_steps 0", "max_steps is 0"),
     ("--dataloader_drop_last --batch_size 32", "drops all 4 examples, which do not fill a batch of 32"),
     ('--accelerator_config {"split_batch":true}', "has no key 'split_batch'; did you mean 'split_batches'"),

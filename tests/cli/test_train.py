@@ -69,7 +69,7 @@ def test_what_stands_in_the_folder_is_safe(train, tmp_path):
     before = (out / "model.safetensors").read_bytes()
     for flags, words in (  # everything is checked before anything is cleared
         (["--overwrite_output_dir", "--step_splitter", "numbered"], "no example has a pair"),
-        (["--overwrite_output_dir", "--model_name", str(out)], "which would be cleared"),
+        (["--overwrite_output_dir", "--model_name", str(out)], "is inside the folder to overwrite"),
         (["--resume_from_checkpoint", "true", "--seed", "7"], "seed=42, not 7"),
         (["--resume_from_checkpoint", "true", "--system_prompt", "Be brief."], "system_prompt=None, not Be brief."),
     ):
@@ -152,7 +152,7 @@ NOTES = [
     for objective, unread in UNREAD.items()
 ]
 NOTES += [
-    ("--step_jepa --lbd 0", ["--lbd 0: no pair is made, and the run trains exactly like objective regular"]),
+    ("--step_jepa --lbd 0", ["--lbd 0: no pairs are made, so the run trains exactly like objective regular"]),
     ("--step_jepa --jepa_ratio 0", ["--jepa_ratio 0: no example keeps its pairs, so only the LM loss is trained"]),
     ("--step_jepa --jepa_ratio 0.5", []),
 ]

@@ -211,9 +211,9 @@ def test_arguments_of_its_trainer(name):
 
 
 def test_arguments_that_are_options_name_the_config():
-    with pytest.raises(ConfigError, match="JEPATrainer takes no max_seq_length: write JEPAConfig.max_length=..."):
+    with pytest.raises(ConfigError, match="JEPATrainer does not take max_seq_length; write JEPAConfig.max_length=..."):
         JEPATrainer("tiny", JEPAConfig(), [], max_seq_length=8)
-    with pytest.raises(ConfigError, match="takes no formatting_func: rows are chats; write them as messages"):
+    with pytest.raises(ConfigError, match="does not take formatting_func: rows are chats; write them as messages"):
         JEPATrainer("tiny", JEPAConfig(), [], formatting_func=str)
 
 

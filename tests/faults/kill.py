@@ -304,7 +304,7 @@ def kill_elastic(folder: Path, number: int, seed: int = 0) -> tuple[int, list[st
         problem = ""
         if (killed, status) != (KILLED, 2 * refused):
             problem = f"exit status {killed}, {status}: {last_line(run)}"
-        elif refused and "a stream is resumed on as many processes" not in last_line(run):
+        elif refused and "a stream must be resumed on as many processes" not in last_line(run):
             problem = last_line(run)
         elif name in expected:  # of a stream each process reads its own share: there is no run of one process
             problem = difference(*(comparable(one, step_of(checkpoint)) for one in (outcome_of(run), expected[name])))

@@ -52,7 +52,7 @@ def test_the_defaults_that_help_shows_are_those_of_a_run():
 # The published command, renamed: its readme's "Custom Training" after `stepjepa train`.
 PUBLISHED = """--train_file rows.jsonl --model_name tiny --output_dir run --lora --lora_rank 16 --lbd 0.1 --gamma 1.0
 --jepa_loss_type cosine --num_epochs 3 --batch_size 4 --grad_accum 4""".split()
-NOTE = "note the data has steps and no objective is given: this trains llm_jepa with K = 0"
+NOTE = "note the data has steps, but no objective is given: this trains llm_jepa with K = 0"
 CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Step one.\n\nStep two."}]
 PARTS = ["Step one.", "Step two."]
 

@@ -175,7 +175,7 @@ def test_what_python_pushes_is_what_save_model_writes(tmp_path, tokenizer, hub):
 @pytest.mark.parametrize(
     ("down", "said"),
     [
-        ("down", f"the repository could not be created on the Hub, nothing was trained or uploaded: {NO_NETWORK}"),
+        ("down", f"the repository could not be created on the Hub, and nothing was trained or uploaded: {NO_NETWORK}"),
         ("down_later", f"the model was not uploaded to me/run: {NO_NETWORK}; upload it with: hf upload run "),
     ],
 )

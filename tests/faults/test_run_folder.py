@@ -71,7 +71,7 @@ def test_more_steps_train_on_with_the_schedule_of_all_of_them(tmp_path, caplog, 
     assert train(out, *schedule) == 0
     first = result_of(out)["log"][:STEPS]
     assert resume(out, *schedule, *more) == 0
-    assert "run of 6 steps; this one has 10" in caplog.text
+    assert "run of 6 steps, and this run has 10" in caplog.text
     log = [entry for entry in result_of(out)["log"] if "lm_loss" in entry]
     assert [entry["step"] for entry in log] == list(range(1, 11)) and log[:STEPS] == first
     # Linear to 0 over ten steps: the first new step has not the 0 of the old schedule's end.
@@ -82,11 +82,11 @@ def test_more_steps_train_on_with_the_schedule_of_all_of_them(tmp_path, caplog, 
 
 def test_steps_that_cannot_be_trained_are_refused(ended, tmp_path, capsys):
     out = copy_of(ended, tmp_path)
-    assert "checkpoint-6: it has 6 steps and only 4 are asked for" in refused(capsys, out, *CONSTANT, "--max_steps", 4)
+    assert "checkpoint-6: it has 6 steps, but only 4 are requested" in refused(capsys, out, *CONSTANT, "--max_steps", 4)
     for checkpoint in out.glob("checkpoint-*"):
         shutil.rmtree(checkpoint)
     line = refused(capsys, out, *CONSTANT, "--max_steps", 8)
-    assert "ended after 6 steps and no checkpoint of it is left" in line
+    assert "ended after 6 steps and has no checkpoint left" in line
 
 
 @pytest.mark.parametrize("options", [{}, {"streaming": True, "shuffle_buffer": 8}], ids=["rows", "streaming"])
@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(killed, ended, capsys):
     damage(killed / "checkpoint-4" / "model.safetensors", "cut")
     assert resume(killed, *CONSTANT) == 0
     said = capsys.readouterr().out
-    assert f"{killed}/checkpoint-4: model.safetensors " in said and "passed over" in said
+    assert f"{killed}/checkpoint-4: model.safetensors " in said and "skipped" in said
     assert "resumed from checkpoint-2" in said and result_of(killed) == result_of(ended)
 
 

@@ -227,7 +227,7 @@ def test_a_switched_on_question_is_one_line(folder):
     write(folder / "train.jsonl", [{"conversations": chat}])
     given = config()
     given["datasets"][0]["message_field_training"] = "train"
-    assert_refused("message_field_training: a message of another role", loaded, given)
+    assert_refused("message_field_training: only whole messages of the assistant", loaded, given)
 
 
 # What is refused

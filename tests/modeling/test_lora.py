@@ -200,7 +200,7 @@ def test_the_learning_rate_of_lora(tmp_path, tokenizer):
         ({"model_name": "m", "lora": True}, 2e-5, "2e-05 (low for LoRA: the default is 0.0002)"),
         ({"model_name": "m"}, 1e-4, "0.0001"),
         ({"model_name": "m"}, 2e-4, "0.0002 (high for all weights of a pretrained model: the default is 2e-05)"),
-        ({"model_name": "tiny"}, 2e-5, "2e-05 (low for a model from random weights: the default is 0.001)"),
+        ({"model_name": "tiny"}, 2e-5, "2e-05 (low for a model that starts from random weights: the default is 0.001)"),
         ({"model_name": "m", "pretrain": True, "lora": True}, None, "0.001"),
     ],
 )

@@ -56,11 +56,11 @@ def options(place, out, bits, **more):
     ("flags", "said"),
     [
         ("--load_in_4bit", "quantised weights cannot be trained; train an adapter on them with --lora"),
-        ("--load_in_4bit --load_in_8bit --lora", "--load_in_4bit --load_in_8bit: the base is held in one of the two"),
+        ("--load_in_4bit --load_in_8bit --lora", "--load_in_8bit: the base can be quantised to only one"),
         ("--load_in_8bit --lora --model_name mini", "--load_in_8bit: mini starts from random weights"),
         ("--load_in_4bit --lora --pretrain", "starts from random weights"),
         ("--load_in_4bit --lora --merge_lora true", "leave out --merge_lora"),
-        ("--load_in_4bit --lora --track_flop", "the work of quantised layers is not counted"),
+        ("--load_in_4bit --lora --track_flop", "FLOPs of quantised layers are not counted"),
     ],
 )
 def test_what_is_refused_before_anything_is_read(tmp_path, capsys, flags, said):
@@ -191,7 +191,7 @@ def test_a_model_that_python_has_quantised_trains_like_its_rounded_weights(place
         trained.append(load_file(tmp_path / f"{number}" / "out" / "adapter_model.safetensors"))
     assert all(value.abs().max() > 0 for value in trained[0].values())
     torch.testing.assert_close(trained[0], trained[1], rtol=1e-3, atol=1e-6)
-    with pytest.raises(ConfigError, match="not merged into quantised weights"):
+    with pytest.raises(ConfigError, match="cannot be merged into quantised weights"):
         trainer_for(tmp_path, tokenizer, peft=lora_config(2), model=base, merge_lora=True, **STEPS)
     fresh = AutoModelForCausalLM.from_pretrained(place / "base", **given)
     with pytest.raises(ConfigError, match="quantized"):  # the Trainer's own words

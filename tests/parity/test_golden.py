@@ -203,7 +203,7 @@ def test_gradients(golden, trainer_for):
         ids = trainer.processing_class.convert_tokens_to_ids("<|eot_id|>")
         kept = batch.label_ids != ids
         batch = replace(batch, label_ids=batch.label_ids[kept], label_positions=batch.label_positions[kept])
-        counts[0] = batch.label_ids.numel()
+        counts["lm_loss"] = torch.tensor(batch.label_ids.numel())
         loss = trainer.compute_loss(trainer.model, batch, num_items_in_batch=counts)
         assert loss.item() == pytest.approx(case["total_loss"], rel=2e-5)
         loss.backward()

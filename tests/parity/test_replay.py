@@ -25,7 +25,7 @@ def epochs_of(sampler, count):
     return epochs
 
 
-@pytest.mark.parametrize("mixture", [40, Mixture((30, 8), (15, 12))], ids=["rows", "mixture"])
+@pytest.mark.parametrize("mixture", [Mixture((40,), (40,)), Mixture((30, 8), (15, 12))], ids=["rows", "mixture"])
 @pytest.mark.parametrize("current", [False, True])
 def test_examples_of_earlier_steps_are_replayed(mixture, current):
     window = 8
@@ -140,5 +140,5 @@ def test_without_a_weight_nothing_is_replayed(tmp_path, tokenizer):
 
 
 def test_a_stream_has_no_earlier_rows(tmp_path):
-    with pytest.raises(ConfigError, match="replay_ratio reads rows of earlier steps again, and streaming keeps none"):
+    with pytest.raises(ConfigError, match="replay_ratio needs rows of earlier steps, and streaming keeps none"):
         JEPAConfig(output_dir=str(tmp_path), replay_ratio=0.5, streaming=True, max_steps=3)

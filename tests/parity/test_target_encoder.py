@@ -126,7 +126,7 @@ def test_what_is_written_and_read_again(tmp_path, tokenizer, capsys):
     steps = "--max_steps 2 --use_cpu --save_strategy steps --save_steps 1"
     words = f"train {paths} --objective step_jepa --target_encoder {encoder} {steps}"
     assert main(words.split()) == 0
-    assert "a linear head maps to them" in capsys.readouterr().err
+    assert "so a linear head maps to them" in capsys.readouterr().err
     record = (tmp_path / "run" / "run.json").read_text()
     assert "target by" in record and "weights of the target encoder" in record
     assert main(f"analyze --models {tmp_path / 'run'} --file {rows} --output_dir {tmp_path / 'a'}".split()) == 0
@@ -151,6 +151,6 @@ def test_what_cannot_encode_targets_is_refused(tmp_path, tokenizer):
         with pytest.raises(ConfigError, match=words) as error:
             trainer_for(tmp_path, tokenizer, target_encoder=encoder, **STEPS)
         assert "\n" not in str(error.value)
-    with pytest.raises(ConfigError, match="target_encoder=frozen takes no gradient"):
+    with pytest.raises(ConfigError, match="target_encoder=frozen receives no gradient"):
         trainer_for(tmp_path, tokenizer, target_encoder="frozen", target_grad=True, **STEPS)
     assert target_encoder(causal_lm(tiny_model("llama"))) is None

@@ -15,7 +15,7 @@ from faults import kill
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
 from stepjepa.training.run_folder import Cut, ResumeRecord
-from stepjepa.training.sampling import EpochSampler
+from stepjepa.training.sampling import EpochSampler, Mixture
 from support.rows import step_rows, write
 from support.runs import copy_of, files_of, one_line
 from support.sharding import launch
@@ -30,7 +30,7 @@ def test_a_step_has_the_same_examples_however_it_is_cut(grouped):
     found = []
     for processes, accumulation in CUTS:
         size = BATCH // (processes * accumulation)
-        sampler = EpochSampler(50, size * processes, 7, lengths=lengths, window=BATCH, replay_ratio=0.5)
+        sampler = EpochSampler(Mixture((50,), (50,)), size * processes, 7, True, lengths, BATCH, replay_ratio=0.5)
         batches = BatchSampler(sampler, size, drop_last=False)
         shares = [list(BatchSamplerShard(batches, processes, process)) for process in range(processes)]
         assert len({len(share) for share in shares}) == 1, "every process has as many"
@@ -62,10 +62,10 @@ def test_the_batch_is_kept_by_accumulation(before, now, accumulation, tmp_path):
             "12 examples per step (2 x 6 accumulated), which is not a multiple of 2 x 5 processes; change --per_device_",
         ),
         (Cut(4, 1, 3), Cut(5), {}, "not a multiple of 5; change --per_device_train_batch_size"),
-        (Cut(4, 2), Cut(4, 3), {}, "8 examples per step (4 x 2 accumulated), not 12; resume with as many"),
-        (Cut(4, 1, 2), Cut(4), {"dataloader_drop_last": True}, "what --dataloader_drop_last drops depends on how"),
-        (Cut(4, 1, 2), Cut(4), {"streaming": True}, "and a stream is resumed on as many processes: start 2"),
-        (Cut(4, 1, 2), Cut(4), {"loss_scale": "reference"}, "reference makes the size of the gradients depend on how"),
+        (Cut(4, 2), Cut(4, 3), {}, "8 examples per step (4 x 2 accumulated), not 12; resume with the same number"),
+        (Cut(4, 1, 2), Cut(4), {"dataloader_drop_last": True}, "and with --dataloader_drop_last, their division"),
+        (Cut(4, 1, 2), Cut(4), {"streaming": True}, "and a stream must be resumed on as many processes: start 2"),
+        (Cut(4, 1, 2), Cut(4), {"loss_scale": "reference"}, "reference, their division into micro-batches must stay"),
     ],
 )
 def test_another_batch_is_refused(before, now, settings, words, tmp_path):

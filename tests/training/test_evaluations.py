@@ -62,7 +62,7 @@ def test_two_processes(files):
 @pytest.mark.parametrize(
     "flags, said",
     [
-        ("--eval_metrics exact", "--eval_metrics answers the questions of a file; give --eval_file"),
+        ("--eval_metrics exact", "--eval_metrics needs questions to answer; give --eval_file"),
         ("--eval_file FILE --eval_metrics exakt", "did you mean exact?"),
         ("--eval_file FILE --eval_metrics answer_nll", "leave it out"),
         ("--eval_file FILE --eval_metrics exact --eval_samples 0", "eval_samples is 0"),

@@ -137,7 +137,7 @@ def test_the_parts_of_the_loss_stay_in_float32(sharded):
     ("module", "more", "message"),
     [
         # As it is, it trains with DDP there.
-        pytest.param("stepjepa", "", "--fsdp: accelerate shards no weights on cpu", marks=pytest.mark.long),
+        pytest.param("stepjepa", "", "--fsdp: accelerate does not shard weights on cpu", marks=pytest.mark.long),
         pytest.param(
             "support.sharding",
             '--lora --fsdp_config {"activation_checkpointing":true}',

@@ -140,7 +140,7 @@ def test_the_gradient_is_the_sum_of_both_sides(tmp_path, tokenizer, options):
     output = model(batch=batch)
     held = both.setup.objective.distances(output.source_states.detach(), output.target_states)
     weights_P = torch.ones(len(held)) if batch.weights is None else batch.weights
-    ((held * weights_P).sum() / both._step_counts([batch])[1]).backward()
+    ((held * weights_P).sum() / both._step_counts([batch])["jepa_loss"]).backward()
     target_only = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     assert flat(target_only).norm() > 1e-3 and flat(without).norm() > 1e-3
     torch.testing.assert_close(flat(found), flat(without) + flat(target_only), atol=1e-6, rtol=1e-3)

@@ -43,7 +43,7 @@ def epochs_of(sampler: EpochSampler, *epochs: int) -> list[list[Draw]]:
 
 def test_grouping_keeps_the_examples_of_a_step_and_sorts_them():
     lengths = np.random.default_rng(0).integers(5, 500, 50)
-    plain, grouped = (EpochSampler(50, 4, 7, lengths=given, window=16) for given in (None, lengths))
+    plain, grouped = (EpochSampler(Mixture((50,), (50,)), 4, 7, lengths=given, window=16) for given in (None, lengths))
     for epoch, before, after in zip((0, 3), epochs_of(plain, 0, 3), epochs_of(grouped, 0, 3), strict=True):
         assert len(after) == 52 and after[50:] == before[50:] == [Draw(epoch, FILLER)] * 2
         for start in range(0, 50, 16):
@@ -93,7 +93,7 @@ def test_jepa_ratio_depends_on_seed_epoch_and_row_alone(tokenizer):
         return {draw.row: bool(dataset[draw].pairs) for draw in draws}
 
     patterns = []
-    for epoch, draws in enumerate(epochs_of(EpochSampler(len(store), 8, seed=5), 0, 1)):
+    for epoch, draws in enumerate(epochs_of(EpochSampler(Mixture((200,), (200,)), 8, seed=5), 0, 1)):
         every, resumed = kept(draws), kept(draws[100:])
         assert kept(draws[::2][::-1]) | kept(draws[1::2]) == every and len(every) == 200
         assert all(every[row] == pairs for row, pairs in resumed.items())
@@ -222,8 +222,8 @@ def test_lists_are_mixed_in_training(tmp_path, tokenizer):
 
 def test_what_cannot_be_streamed(tmp_path, streamed):
     for options, words in (
-        ({"max_steps": -1}, "streaming reads no data before it trains.*give max_steps"),
-        ({"same_flop": True}, "same_flop looks at batches before training"),
+        ({"max_steps": -1}, "streaming does not know the length of an epoch before training; give max_steps"),
+        ({"same_flop": True}, "same_flop needs batches before training"),
         ({"mixing_weights": [1.0, 0.0]}, "mixing_weights is 0.0; it must be above 0"),
     ):
         with pytest.raises(ConfigError, match=words):
@@ -250,5 +250,5 @@ def test_a_stream_resumes_after_the_batches_that_were_trained_on(tmp_path, strea
     assert keys(islice(again.batches(4), 5)) == keys(taken), "from the start"
     record = json.loads((tmp_path / "stream_0.json").read_text())
     (tmp_path / "stream_0.json").write_text(json.dumps({**record, "shares": 2}))
-    with pytest.raises(ConfigError, match="began on 2 processes, and is resumed on as many only"):
+    with pytest.raises(ConfigError, match="is divided among 2 processes; resume with the same number"):
         again.resume(tmp_path, 4)

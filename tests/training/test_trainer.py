@@ -171,7 +171,7 @@ def test_a_preset_is_made_with_a_tokenizer_of_the_data(tmp_path, tokenizer):
     made = JEPATrainer("tiny", config, iter(rows))
     assert len(made.train_dataset) == 12 and made.model.config.hidden_size == 96
     assert made.processing_class.get_vocab() == load_tokenizer("tiny", texts_of([rows])).get_vocab()
-    with pytest.raises(ConfigError, match="give them as train_dataset, or processing_class"):
+    with pytest.raises(ConfigError, match="pass them as train_dataset, or pass a processing_class"):
         JEPATrainer("tiny", config)
     assert JEPATrainer("tiny", config, processing_class=tokenizer).train_dataset is None
     with pytest.raises(ConfigError, match="did you mean tiny"):
@@ -204,4 +204,6 @@ def test_rows_beyond_what_a_rotary_model_was_made_for(kind, changes, warned, tmp
     model = tiny_model(kind, vocab_size=len(tokenizer), **changes)
     trainer_for(tmp_path, tokenizer, model=model, objective="regular")
     lines = [one.getMessage() for one in caplog.records if "max_position_embeddings" in one.getMessage()]
-    assert len(lines) == warned and all("made for 32 positions" in line and "--max_length 32" in line for line in lines)
+    assert len(lines) == warned and all(
+        "trained for 32 positions" in line and "--max_length 32" in line for line in lines
+    )

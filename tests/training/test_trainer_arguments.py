@@ -90,7 +90,7 @@ def trainer(tokenizer, tmp_path):
 @pytest.mark.parametrize(("name", "value"), list(cases()))
 def test_it_runs_or_is_refused(name, value, trainer, tmp_path):
     options = {"objective": "step_jepa", **TOGETHER.get(name, {}), name: value}
-    reason = REFUSED.get((name, value), "cannot be made" if missing(name, value) else None)
+    reason = REFUSED.get((name, value), "cannot be constructed" if missing(name, value) else None)
     if reason is None:
         assert trainer(**options).train().global_step == 1
         return
@@ -127,13 +127,13 @@ def test_metrics_and_predictions_of_labelled_tokens(trainer):
 
 
 def test_plain_training_arguments_are_refused(trainer):
-    with pytest.raises(ConfigError, match="args is a TrainingArguments: give a JEPAConfig"):
+    with pytest.raises(ConfigError, match="args is a TrainingArguments; pass a JEPAConfig"):
         trainer(config=transformers.TrainingArguments)
 
 
 @pytest.mark.parametrize("name", ["data_collator", "compute_loss_func"])
 def test_arguments_that_would_be_ignored_are_refused(name, trainer):
-    with pytest.raises(ConfigError, match=f"takes no {name}"):
+    with pytest.raises(ConfigError, match=f"does not take {name}"):
         trainer(extra={name: lambda *args: None})
 
 

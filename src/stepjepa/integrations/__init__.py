@@ -1,1 +1,1 @@
-"""Other trainers with a JEPA objective, built on `stepjepa.parts`. Each module imports the library that it is for."""
+"""JEPA objectives in other trainers, built on `stepjepa.parts`. Each module imports the library that it integrates with."""

@@ -4,7 +4,7 @@
     jepa: {objective: step_jepa, predictors: 2, lbd: 0.1}
 
 Axolotl loads the data sets and maps their fields and roles; `stepjepa.parts` tokenises the chats, lays them out and computes
-the loss. Optimizer, schedule, adapters, checkpoints and reports are Axolotl's. Written for Axolotl 0.19.
+the loss. Optimizer, schedule, adapters, checkpoints and reporting are Axolotl's. Written for Axolotl 0.19.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from stepjepa.training.sampling import Draw
 from stepjepa.utils.terminal import say
 
 _NAME = Names(LoopOptions)
-# Keys of Axolotl's configuration that cannot be combined with the objective at any value that is true.
+# Keys of Axolotl's configuration that cannot be combined with the objective if their value is true.
 _REFUSED = (
     "activation_offloading batch_flattening chunked_cross_entropy cut_cross_entropy dataset_exact_deduplication "
     "dataset_shard_num deepspeed do_bench_eval do_causal_lm_eval eot_tokens eval_sample_packing eval_sequence_len "
@@ -70,7 +70,7 @@ _REFUSED = (
     "pretraining_dataset process_reward_model push_dataset_to_hub qat relora reward_model rl sample_packing streaming "
     "tiled_mlp torch_compile train_on_inputs trainer_cls use_eaft use_pose"
 ).split()
-# Keys that can be combined with the objective if they have one of these values.
+# Keys that can be combined with the objective only if they have one of these values.
 _ALLOWED: dict[str, tuple[object, ...]] = {
     "attn_implementation": ("sdpa", "eager", "flex_attention"),
     "context_parallel_size": (1,),
@@ -87,7 +87,7 @@ class JEPAArgs(BaseModel):
 
 @contextmanager
 def _or_exit() -> Iterator[None]:
-    """End the process with one line instead of a traceback for the user's mistakes."""
+    """For a mistake of the user, end the process with one line instead of a traceback."""
     try:
         yield
     except StepJepaError as error:
@@ -98,14 +98,14 @@ def _or_exit() -> Iterator[None]:
 
 
 class EpochExamples(torch.utils.data.Dataset[Example]):
-    """The examples of an epoch in the order of the rows.
+    """The examples of an epoch, in the order of the rows.
 
     Attributes:
-        encoder: the encoder that has read them.
-        epoch: from 0; the trainer sets it.
+        encoder: the encoder that has read the rows.
+        epoch: the epoch, from 0, which the trainer sets.
     """
 
-    # Axolotl asks every data set for its columns and drops those that the model does not read.
+    # Axolotl drops the columns of a data set that the model does not read; None means that there are none.
     column_names = None
 
     def __init__(self, encoder: parts.Encoder, rows: Dataset):
@@ -138,12 +138,12 @@ def check_config(cfg: DictDefault) -> None:
 
 
 def make_encoder(cfg: DictDefault, tokenizer: PreTrainedTokenizerBase) -> parts.Encoder:
-    """Make the encoder with the options under ``jepa``; defaults for some of them follow from Axolotl's own keys.
+    """Construct the encoder with the options under ``jepa``; defaults for some of them follow from Axolotl's own keys.
 
     Raises:
-        ConfigError: an option that cannot be used.
+        ConfigError: an option cannot be used.
     """
-    # An option under `jepa` wins over these.
+    # Options under `jepa` override these.
     derived = {
         _NAME.max_length: cfg.sequence_len,
         _NAME.drop_longer: cfg.excess_length_strategy != "truncate",
@@ -151,7 +151,7 @@ def make_encoder(cfg: DictDefault, tokenizer: PreTrainedTokenizerBase) -> parts.
         _NAME.dataset_num_proc: cfg.dataset_num_proc,
         _NAME.chat_template_kwargs: cfg.chat_template_kwargs,
     }
-    # A model without memory for its weights: the encoder asks only for its positions and vocabulary.
+    # A model without memory for its weights: the encoder needs only its positions and vocabulary.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
             load_model_config(cfg), trust_remote_code=cfg.trust_remote_code
@@ -167,12 +167,12 @@ def make_encoder(cfg: DictDefault, tokenizer: PreTrainedTokenizerBase) -> parts.
 def read_chats(
     cfg: DictDefault, entries: list[DictDefault], split: str, encoder: parts.Encoder
 ) -> Dataset:
-    """Read data sets of the configuration as chats, with the roles and fields that their entries name.
+    """Read data sets that the configuration lists as chats, with the roles and fields that their entries name.
 
     Raises:
         ConfigError: the plugin does not support an entry.
     """
-    # Axolotl's own functions load and map the rows, so every form that it reads works here, too.
+    # Axolotl's own functions load and map the rows, so every format that Axolotl reads works here too.
     data_sets = []
     for entry in datasets_with_name_generator(entries):
         strategy = load_strategy(encoder.tokenizer, cfg, entry)
@@ -182,7 +182,7 @@ def read_chats(
             loaded = loaded[entry.split if entry.split in loaded else split]
         names = (encoder.options.steps_column, encoder.options.jepa_target_column)
         kept = [name for name in names if name is not None and name in loaded.column_names]
-        # Without types, `map` would read a text as the type of an earlier column of the same name.
+        # Without types, `map` would cast a text to the type of an earlier column of the same name.
         types = dict.fromkeys((CHAT_COLUMNS[0], TOOLS), Value("string"))
         types |= {name: loaded.features[name] for name in kept}
         as_row = partial(chat_row, strategy=strategy, kept=kept)
@@ -195,12 +195,12 @@ def read_chats(
 def check_entry(
     entry: DictDefault, strategy: ChatTemplateStrategy, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Refuse an entry of ``datasets`` whose labels or template differ from the encoder's.
+    """Refuse an entry of ``datasets`` whose labels or chat template differ from the encoder's.
 
     Raises:
         ConfigError: the message names the key.
     """
-    # Key -> whether its value is the one that the encoder trains with.
+    # Key -> whether its value is what the encoder uses.
     fits = {
         "type": entry.type == "chat_template",
         "chat_template": strategy.prompter.chat_template == tokenizer.chat_template,
@@ -213,18 +213,18 @@ def check_entry(
     for key, fit in fits.items():
         if not fit:
             raise ConfigError(
-                f"datasets: {entry.path}: {key} {entry[key]!r} cannot be combined with the JEPA plugin, which trains the "
-                "assistant's turns of type chat_template, to their end of turn and with the template of the whole run"
+                f"datasets: {entry.path}: {key} {entry[key]!r} cannot be combined with the JEPA plugin; use type "
+                "chat_template with the run's chat template, and train on all assistant turns with their end of turn"
             )
 
 
 def chat_row(
     row: Mapping[str, Any], strategy: ChatTemplateStrategy, kept: Iterable[str]
 ) -> dict[str, Any]:
-    """A row with the columns that the encoder reads: the chat as Axolotl maps it, tools, and the columns in `kept`.
+    """A row with the columns that the encoder reads: the chat as Axolotl maps it, the tools, and the columns in `kept`.
 
     Raises:
-        ConfigError: a message of another role, or a part of a message, is to be trained.
+        ConfigError: a message of another role, or only a part of a message, is to be trained on.
     """
     row = remove_none_values(row)
     turns = strategy.get_conversation_thread(row)
@@ -232,11 +232,11 @@ def chat_row(
         foreign = turn.get("training") and turn["role"] != "assistant"
         if foreign or turn.get("training_detail"):
             raise ConfigError(
-                "message_field_training: a message of another role, or a part of one, cannot be trained"
+                "message_field_training: only whole messages of the assistant can be trained on; unmark the others"
             )
     tools = row.get(strategy.prompter.field_tools, [])
     columns = {name: row.get(name) for name in kept}
-    # As JSON texts: a table gives every message the keys of all others, with None.
+    # As JSON texts, because a table gives every message the keys of all others, with None.
     columns[CHAT_COLUMNS[0]] = json.dumps(turns)
     columns[TOOLS] = tools if isinstance(tools, str) else json.dumps(tools)
     return columns
@@ -246,8 +246,8 @@ def chat_row(
 
 
 class JEPAEvents(TrainerCallback):
-    """Events of the training: set the epoch of the examples, update the target encoder, and save the predictor rows and head
-    with a checkpoint."""
+    """Sets the epoch of the examples, updates the target encoder, and saves the predictor rows and head with a
+    checkpoint."""
 
     def __init__(self, examples: EpochExamples):
         self.examples = examples
@@ -258,7 +258,7 @@ class JEPAEvents(TrainerCallback):
 
     def on_optimizer_step(self, args, state, control, model=None, **kwargs):
         """See `TrainerCallback`."""
-        # The Trainer counts the step after this event.
+        # The Trainer counts the step only after this event.
         parts.move_target_encoder(model, (state.global_step + 1) / state.max_steps)
 
     def on_save(self, args, state, control, model=None, **kwargs):
@@ -274,22 +274,22 @@ class AxolotlJEPATrainer(AxolotlTrainer):
     """Axolotl's trainer with the loss ``gamma * LM + lbd * JEPA``, divided by the counts of the whole optimizer step.
 
     Args:
-        model: Axolotl's, with its adapter; it is attached here.
+        model: Axolotl's model with its adapter, to which the objective is attached here.
         train_dataset: `EpochExamples`.
-        arguments: those of Axolotl's trainer. The collators are replaced.
+        arguments: arguments of Axolotl's trainer, in which the collators are replaced.
     """
 
     def __init__(
         self, model: PreTrainedModel | PeftModel, train_dataset: EpochExamples, **arguments: Any
     ):
         encoder = self.encoder = train_dataset.encoder
-        # Before the Trainer wraps the model or makes an optimizer.
+        # Before the Trainer wraps the model or creates an optimizer.
         with _or_exit():
             model = parts.attach(model, encoder)
         collate = parts.Collator(encoder, model)
         arguments |= {"data_collator": collate, "eval_data_collator": collate}
         super().__init__(model=model, train_dataset=train_dataset, **arguments)
-        # So the Trainer does not divide the loss by the number of micro-batches again.
+        # With this, the Trainer does not divide the loss by the number of micro-batches again.
         self.model_accepts_loss_kwargs = True
         self.objective = objective_of(encoder.options)
         self.meter = LossMeter((LM, *self.objective.part_names))
@@ -308,7 +308,8 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
     ) -> tuple[list[Batch], dict[str, torch.Tensor]]:
         """The micro-batches of one optimizer step, and the divisors of the parts of their loss, scalars by name."""
-        # The Trainer passes the second value on as `num_items_in_batch`; its own is one number, the count of labels.
+        # The Trainer passes the second value on as `num_items_in_batch`; its own value is a single number, the count of
+        # labels.
         batches = list(islice(epoch_iterator, num_batches))
         return batches, self.accelerator.reduce(parts.counts(self.encoder, batches))
 
@@ -318,14 +319,15 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         inputs: Batch,
         num_items_in_batch: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The loss of one micro-batch, a scalar, divided by the counts of the step, or by its own in an evaluation."""
+        """The loss of one micro-batch, a scalar, divided by the counts of the step or, in an evaluation, by those of the
+        micro-batch."""
         step = self.state.global_step
         output = parts.forward(model, inputs, step)
         loss = parts.loss(output, self.encoder.lbd(step, self.state.max_steps), num_items_in_batch)
         if num_items_in_batch is None:
             return loss
         self.meter.add(output, inputs)
-        # DDP averages the gradients of the processes, but the counts are already those of all.
+        # DDP averages the gradients of the processes, but the counts already include all processes.
         return loss * self.accelerator.num_processes
 
     def prediction_step(
@@ -351,11 +353,11 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Batch) -> float:
-        """Not counted."""
+        """FLOPs are not counted."""
         return 0.0
 
     def _prepare_inputs(self, inputs: Batch) -> Batch:
-        # The Trainer moves dicts and lists of tensors, and a `Batch` is neither.
+        # The Trainer moves only dicts and lists of tensors, and a `Batch` is neither.
         return inputs.to(self.args.device)
 
 
@@ -363,7 +365,7 @@ class JEPAPlugin(BasePlugin):
     """Trains with the JEPA objective that the key ``jepa`` of the configuration names."""
 
     def get_input_args(self) -> str:
-        """The class that adds the key ``jepa``."""
+        """The name of the class that adds the key ``jepa``."""
         return f"{__name__}.{JEPAArgs.__name__}"
 
     def load_datasets(self, cfg: DictDefault, preprocess: bool = False) -> TrainDatasetMeta:
@@ -375,7 +377,7 @@ class JEPAPlugin(BasePlugin):
             if cfg.test_datasets:
                 held_out = read_chats(cfg, cfg.test_datasets, "test", encoder)
             elif cfg.val_set_size:
-                # A number above 1 is a number of rows, any other a share of them.
+                # A number above 1 is a number of rows, any other a share of the rows.
                 size = int(cfg.val_set_size) if cfg.val_set_size > 1 else cfg.val_set_size
                 rows, held_out = create_train_validation_split(rows, cfg, size)
             evaluated = held_out and EpochExamples(encoder, held_out)
@@ -384,11 +386,12 @@ class JEPAPlugin(BasePlugin):
         return TrainDatasetMeta(trained, evaluated, min(steps, cfg.max_steps or steps))
 
     def get_trainer_cls(self, cfg: DictDefault) -> type[AxolotlJEPATrainer]:
-        """The trainer with the loss."""
+        """The class of the trainer with the JEPA loss."""
         return AxolotlJEPATrainer
 
     def post_train(self, cfg: DictDefault, model: nn.Module) -> None:
-        """Write the predictor rows and the head next to the model, and detach it, so that Axolotl writes a plain model."""
+        """Write the predictor rows and the head next to the model, and detach the objective, so that Axolotl writes a plain
+        model."""
         if is_main_process():
             save_predictors(causal_lm(model), cfg.output_dir)
         parts.detach(model)

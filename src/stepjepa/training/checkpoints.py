@@ -1,8 +1,8 @@
-"""Checkpoints, resuming from one, and the final model with its upload.
+"""Checkpoints, resuming from them, and the final model with its upload.
 
 Weights, optimizer, schedule, random states and log are in the files of transformers' `Trainer`. A checkpoint also has the
-predictors, the EMA target encoder, the position in a stream, the record of what a resumed run must share with it, and a
-manifest, which is written last.
+predictors, the EMA target encoder, the position in a stream, the record of what a resumed run must share with the
+checkpoint, and a manifest, which is written last.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import transformers
@@ -65,7 +65,7 @@ from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAConfig, RunOptions)
-# What to do after something could not be written.
+# Advice after a failed write.
 _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
@@ -73,8 +73,8 @@ class StepEvents(TrainerCallback):
     """Calls the trainer when an epoch begins and when a step or an epoch ends.
 
     A checkpoint at the last step of an epoch, or of the run, is delayed until the epoch has ended. The Trainer would write
-    it before the epoch's evaluation and log entry. A run that resumes from it begins with the next epoch, so both would be
-    lost. A run that resumes at its last step repeats neither.
+    it before the epoch's evaluation and log entry, and a run that resumes from it begins with the next epoch, so both would
+    be lost. A run that resumes at its last step repeats neither.
     """
 
     def __init__(self, trainer: CheckpointedTrainer):
@@ -84,7 +84,7 @@ class StepEvents(TrainerCallback):
     def on_train_begin(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
         self.first_step, self.save_waits = state.global_step, False
-        # The Trainer asks only after a step, so that a finished run would train one step more.
+        # The Trainer checks this only after a step, so a finished run would train one more step.
         if state.global_step >= state.max_steps:
             control.should_training_stop = True
 
@@ -101,7 +101,7 @@ class StepEvents(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
-        # No step was taken since the checkpoint, which has this epoch's evaluation and log entry.
+        # No step was taken since the checkpoint, which already has this epoch's evaluation and log entry.
         if state.global_step == self.first_step:
             control.should_log = control.should_evaluate = control.should_save = False
         if self.save_waits:
@@ -110,10 +110,10 @@ class StepEvents(TrainerCallback):
 
 
 class LoadedCheckpoints(TrainerCallback):
-    """Loads what the Trainer does not, from the checkpoint that a run resumes from and from the best one.
+    """Loads what the Trainer does not load, from the checkpoint that a run resumes from and from the best checkpoint.
 
     Attributes:
-        checkpoint: that the run resumes from; None if it starts at step 0.
+        checkpoint: the checkpoint that the run resumes from; None if the run starts at step 0.
         loaded: whether everything is loaded, that is, whether the first step has begun.
     """
 
@@ -126,8 +126,8 @@ class LoadedCheckpoints(TrainerCallback):
             return
         load_extras(model, self.checkpoint)
         if isinstance(lr_scheduler, torch.optim.lr_scheduler.LambdaLR):
-            # The loaded rate belongs to the old schedule, which may have had another number of steps. Stepping again from
-            # the place before computes it again.
+            # The loaded learning rate belongs to the old schedule, which may have had another number of steps. One step back
+            # and one step forward recomputes it.
             lr_scheduler.last_epoch -= 1
             lr_scheduler.step()
 
@@ -142,10 +142,10 @@ class LoadedCheckpoints(TrainerCallback):
 
 
 class StopAtEvaluation(TrainerCallback):
-    """Ends training by the `metric_for_best_model` of its evaluations: at `value`, or after `patience` evaluations in a row
-    without an improvement, like `transformers.EarlyStoppingCallback`.
+    """Ends training once the `metric_for_best_model` has reached `value` or, like `transformers.EarlyStoppingCallback`,
+    after `patience` evaluations in a row without an improvement.
 
-    It reads the evaluations from the log, which is in every checkpoint, so a resumed run stops at the same evaluation.
+    The evaluations are read from the log, which is in every checkpoint, so a resumed run stops at the same evaluation.
     """
 
     def __init__(self, value: float | None, patience: int | None):
@@ -165,7 +165,7 @@ class StopAtEvaluation(TrainerCallback):
         # With this sign, a larger score is always better.
         sign = 1 if args.greater_is_better else -1
         logged = [entry.get(f"eval_{name}") for entry in evaluations]
-        # A value that is not finite is the worst. Up to version 0.2 it was logged as None.
+        # NaN counts as the worst score. Up to version 0.2 it was logged as None.
         scores = [
             -math.inf if value is None or math.isnan(value) else sign * value for value in logged
         ]
@@ -180,27 +180,27 @@ class StopAtEvaluation(TrainerCallback):
 
 def last_evaluation(state: TrainerState) -> dict[str, float]:
     """The metrics of the evaluation at the last step of a run; empty if there was none."""
-    step = state.global_step
-    evaluations = [
-        entry for entry in state.log_history if "eval_loss" in entry and entry["step"] == step
-    ]
-    return (
-        {name: value for name, value in evaluations[-1].items() if name != "step"}
-        if evaluations
-        else {}
-    )
+    for entry in reversed(state.log_history):
+        if "eval_loss" in entry and entry["step"] == state.global_step:
+            return {name: value for name, value in entry.items() if name != "step"}
+    return {}
 
 
 class CheckpointedTrainer(Trainer):
-    """A `Trainer` that ends with the same weights and number of steps, whether or not it was killed and resumed."""
+    """A `Trainer` that ends with the same weights and number of steps, whether or not the run was killed and resumed."""
 
     args: JEPAConfig
+    # Attributes of the Trainer that it declares with wider types.
+    model: Any
+    processing_class: Any
+    train_dataset: Any
+    data_collator: Any
     setup: ModelSetup
     data_reports: dict[str, DataReport]
-    # Of the command, which loaded the model by them; None from Python.
+    # Options of ``stepjepa train``, by which the model was loaded; None when the trainer is used from Python.
     run_options: RunOptions | None = None
     _meter: LossMeter
-    # (), the step at which the loss was not finite, 0 for none. On the device, so that no step waits for it.
+    # (), the first step at which the loss was not finite; 0 for none. On the device, so that no step waits for it.
     _broken_step: torch.Tensor
     view: Any
 
@@ -211,7 +211,7 @@ class CheckpointedTrainer(Trainer):
 
     @property
     def requested_steps(self) -> int:
-        """Optimizer steps of the run by its options and data."""
+        """Number of optimizer steps that the options and the data ask for."""
         raise NotImplementedError
 
     def begin_epoch(self, epoch: int) -> None:
@@ -243,7 +243,7 @@ class CheckpointedTrainer(Trainer):
 
         Raises:
             ConfigError: there is no checkpoint to resume from, its run had other settings or data, it has more steps than
-                this run, or another run is writing to `output_dir`.
+                this run is to have, or another run is writing to `output_dir`.
             RunError: a loss, a gradient norm or the weights are not finite, or a checkpoint could not be written.
         """
         with self._folder.running():
@@ -251,7 +251,7 @@ class CheckpointedTrainer(Trainer):
             if resume_from_checkpoint:
                 checkpoint, unusable = self._folder.chosen(resume_from_checkpoint)
                 for line in unusable:
-                    logger.warning("%s; passed over", line)
+                    logger.warning("%s; skipped", line)
                 if checkpoint is None:
                     raise ConfigError(
                         f"{_NAME.resume_from_checkpoint}: no checkpoint to resume from in {self._folder.path}"
@@ -259,37 +259,38 @@ class CheckpointedTrainer(Trainer):
             return self.train_from(checkpoint, *args, **kwargs)
 
     def train_from(self, checkpoint: Path | None, *args: Any, **kwargs: Any) -> TrainOutput:
-        """Do the work of `train` inside `RunFolder.running`, from a checkpoint of `RunFolder.chosen`, or from step 0.
+        """Do the work of `train` inside `RunFolder.running`, from a checkpoint that `RunFolder.chosen` returned, or from
+        step 0.
 
         Raises:
-            ConfigError, RunError: as `train`.
+            ConfigError, RunError: see `train`.
         """
         on_main(lambda: self._folder.check_checkpoints(checkpoint))
-        # Before the Trainer loads anything: may the run resume, and how many steps does it have?
+        # Before the Trainer loads anything, check that the run may resume and how many steps it has.
         state = TrainerState() if checkpoint is None else self.check_resumable(checkpoint)
-        # Read even if it is not needed, because it refuses a run without a batch.
+        # Computed in every case, because it refuses a run without a batch.
         steps = self.requested_steps
         if self.at_equal_compute:
             self.args.max_steps = steps
         if checkpoint is not None:
             self._warn_of_changes(checkpoint, state)
-            # An evaluation had ended the run, which was killed before it wrote the final model.
+            # If an evaluation ended the run and a kill came before the final model was written, no step is left.
             if last_evaluation(state) and self.stop_reason(state):
                 self.args.max_steps = state.global_step
         if isinstance(self.train_dataset, StreamedExamples):
             with loading(checkpoint):
                 self.train_dataset.resume(checkpoint, state.global_step)
         if self.args.should_save:
-            # An earlier start may have left it.
+            # An earlier start may have left this file.
             (self._folder.path / BROKEN).unlink(missing_ok=True)
         self._meter = LossMeter(self._meter.names)
         loader, eval_on_start = LoadedCheckpoints(checkpoint), self.args.eval_on_start
         self.add_callback(loader)
-        # The evaluation at the start is that of step 0, which a resumed run has in its log.
+        # The evaluation at the start belongs to step 0; a resumed run has it in its log.
         self.args.eval_on_start = eval_on_start and checkpoint is None
         try:
             with loading(checkpoint, lambda: not loader.loaded), warnings.catch_warnings():
-                # The warning is about writing to the view, which nothing here does.
+                # The warning concerns writing to the view, which never happens here.
                 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
                 result = super().train(
                     None if checkpoint is None else str(checkpoint), *args, **kwargs
@@ -298,12 +299,12 @@ class CheckpointedTrainer(Trainer):
             self.view.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loader)
             self.args.eval_on_start = eval_on_start
-        # Without a step there is no mean loss to report.
+        # Without a step there is no mean loss to report: the Trainer's would be 0.
         if self.state.global_step == state.global_step:
             for record in (result.metrics, self.state.log_history[-1]):
                 record.pop("train_loss", None)
         self._check_finite()
-        if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+        if not weights_are_finite(self.model, self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")
         return result
 
@@ -314,7 +315,8 @@ class CheckpointedTrainer(Trainer):
         of an optimizer step stays the same.
 
         Raises:
-            ConfigError: its run had other settings, other data or another batch, or it has more steps than this run.
+            ConfigError: the checkpoint's run had other settings, other data or another batch, or it has more steps than this
+                run is to have.
         """
         with loading(checkpoint):
             before = ResumeRecord.read(checkpoint)
@@ -325,32 +327,32 @@ class CheckpointedTrainer(Trainer):
             has_more = state.global_step > self.requested_steps
         if has_more:
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {state.global_step} steps and only "
-                f"{self.requested_steps} are asked for; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an "
+                f"--{_NAME.resume_from_checkpoint} {checkpoint}: it has {state.global_step} steps, but only "
+                f"{self.requested_steps} are requested; raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}, or name an "
                 "older checkpoint"
             )
         return state
 
     def _warn_of_changes(self, checkpoint: Path, state: TrainerState) -> None:
-        """Warn of what this run does differently from the run that wrote a checkpoint, with its state."""
+        """Warn of what this run does differently from the run that wrote `checkpoint` with the trainer state `state`."""
         if not self.is_world_process_zero():
             return
         before, steps = ResumeRecord.read(checkpoint).cut, self.requested_steps
         if before != self.cut:
             logger.warning(
-                "%s was written with %s examples per step, this run takes %s: the same examples in the same order, but "
-                "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is cut",
+                "%s was written with %s examples per step, and this run takes %s: the same examples in the same order, but "
+                "dropout, InfoNCE, regularizers and shuffled targets depend on how a step is divided",
                 *(checkpoint, before, self.cut),
             )
         if state.max_steps != steps:
             logger.warning(
-                "%s was written by a run of %d steps; this one has %d: the schedules of the learning rate, of lambda "
+                "%s was written by a run of %d steps, and this run has %d: the schedules of the learning rate, of lambda "
                 "and of the target encoder are recomputed",
                 *(checkpoint, state.max_steps, steps),
             )
 
     def stop_reason(self, state: TrainerState) -> str:
-        """Why the last evaluation in a log ends the training; empty if it does not."""
+        """Why the last evaluation in the log of `state` ends the training; empty if it does not."""
         stops = [
             callback
             for callback in self.callback_handler.callbacks
@@ -360,7 +362,7 @@ class CheckpointedTrainer(Trainer):
 
     @property
     def cut(self) -> Cut:
-        """How an optimizer step's batch is divided over processes and micro-batches."""
+        """How the batch of an optimizer step is divided into micro-batches and among processes."""
         args = self.args
         return Cut(
             args.per_device_train_batch_size,
@@ -372,12 +374,13 @@ class CheckpointedTrainer(Trainer):
     def resume_record(self) -> ResumeRecord:
         """The `ResumeRecord` of this run's checkpoints."""
         settings: dict[str, Any] = {}
-        model: Any = self.model
+        model = self.model
         if self.run_options is not None:
-            fixed = [name for name, option in options_of(RunOptions).items() if not option.resume]
-            settings = {name: getattr(self.run_options, name) for name in fixed}
+            for name, option in options_of(RunOptions).items():
+                if not option.resume:
+                    settings[name] = getattr(self.run_options, name)
         elif hasattr(model, "get_base_model"):
-            # From Python there are no options for the adapter, so its configuration is compared.
+            # A trainer used from Python has no options for the adapter, so the adapter's configuration is compared.
             adapter = model.peft_config[model.active_adapter].to_dict()
             names = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules")
             settings = {f"peft.{name}": adapter[name] for name in names if name in adapter}
@@ -432,11 +435,11 @@ class CheckpointedTrainer(Trainer):
     # Checkpoints
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        """As `Trainer._save_checkpoint`, but the manifest is its last file, and older checkpoints are removed after that.
+        """As `Trainer._save_checkpoint`, but the manifest is written last, and only then are older checkpoints removed.
         Weights that are not finite are not saved."""
         begin, step = time.perf_counter(), self.state.global_step
         folder = self._folder.path / f"checkpoint-{step}"
-        if not weights_are_finite(cast(torch.nn.Module, self.model), self.accelerator):
+        if not weights_are_finite(self.model, self.accelerator):
             self._stop_or_warn(step, f"the weights are not finite, so {folder.name} is not written")
             return
         # The Trainer would remove older checkpoints before this one is complete.
@@ -445,7 +448,7 @@ class CheckpointedTrainer(Trainer):
             with writing(folder, _RESUME):
                 if self.args.should_save:
                     begin_checkpoint(folder, self.resume_record)
-                # The folder must exist before any process writes to it, and be complete before the manifest lists it.
+                # The folder must exist before any process writes to it, and be complete before the manifest lists its files.
                 self.accelerator.wait_for_everyone()
                 super()._save_checkpoint(model, trial)
                 if isinstance(self.train_dataset, StreamedExamples):
@@ -455,7 +458,7 @@ class CheckpointedTrainer(Trainer):
                     write_manifest(folder)
         except BaseException:
             if self.args.should_save:
-                # On a full disk, an incomplete checkpoint would keep it full.
+                # An incomplete checkpoint would keep a full disk full.
                 remove_checkpoint(folder)
             raise
         finally:
@@ -463,35 +466,34 @@ class CheckpointedTrainer(Trainer):
         if self.args.should_save:
             self._folder.rotate(folder, limit)
         self.accelerator.wait_for_everyone()
-        # The logged speed is that of training, without the time for writing.
+        # The logged speed is that of training, which excludes the time of writing.
         self._meter.since += time.perf_counter() - begin
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse weights of another model; the Trainer only warns.
+        """Refuse weights of another model, of which the Trainer only warns.
 
         Raises:
-            ConfigError: tensors are missing, or not the model's.
+            ConfigError: the checkpoint lacks tensors of the model, or has others.
         """
-        model = cast(torch.nn.Module, self.model)
-        # Tied weights are saved under one of their names; the others are not missing.
-        tensors = dict(model.named_parameters(remove_duplicate=False))
+        # Tied weights are saved under only one of their names; the other names are not missing.
+        tensors = dict(self.model.named_parameters(remove_duplicate=False))
         absent = set(load_result.missing_keys)
         loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
         missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
         problems = {
             "lacks": missing,
-            "has a tensor that is not the model's:": load_result.unexpected_keys,
+            "has a tensor that is not in the model:": load_result.unexpected_keys,
         }
         for problem, names in problems.items():
             if names:
                 raise ConfigError(
-                    f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another one"
+                    f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another checkpoint"
                 )
 
     # NaN and infinity
 
     def _check_finite(self) -> None:
-        """End a run whose loss is not finite, or warn if it is to continue. Every process must call it."""
+        """End a run whose loss is not finite, or warn if it is to continue. Every process must call this method."""
         steps = self.accelerator.gather(self._broken_step.reshape(1)).tolist()
         broken = [int(step) for step in steps if step]
         self._broken_step.zero_()
@@ -499,7 +501,7 @@ class CheckpointedTrainer(Trainer):
             self._stop_or_warn(min(broken), "the loss is not finite (NaN or infinite)")
 
     def _stop_or_warn(self, step: int, problem: str) -> None:
-        """End a run with a problem at a step, or warn if it is to continue.
+        """End a run in which a number is not finite, or warn if it is to continue.
 
         Raises:
             RunError: `terminate_on_nan` is set.
@@ -515,7 +517,7 @@ class CheckpointedTrainer(Trainer):
         where = (
             f"the last good checkpoint is {last_good}"
             if last_good
-            else "no checkpoint was written before"
+            else "no checkpoint was written before it"
         )
         raise RunError(
             f"step {step}: {problem}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
@@ -532,22 +534,22 @@ class CheckpointedTrainer(Trainer):
             name: value for name, value in state_dict.items() if not is_extra(name)
         }
         inner, generation_config = self._inner, self._inner.generation_config
-        # transformers refuses to write some of the configurations that models come with.
+        # transformers refuses to write some of the generation configurations that models come with.
         inner.generation_config = GenerationConfig()
         try:
             super()._save(output_dir, plain)
         finally:
             inner.generation_config = generation_config
         folder = Path(output_dir or self.args.output_dir or "")
-        tokenizer = cast(Any, self.processing_class)
-        write_generation_config(inner, tokenizer, folder, self.args.chat_template_kwargs)
+        kwargs = self.args.chat_template_kwargs
+        write_generation_config(inner, self.processing_class, folder, kwargs)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the final model with its original vocabulary and tokenizer, and the predictors in a separate file.
+        """Write the final model with its original vocabulary and tokenizer, and the predictors to a separate file.
 
-        With `merge_lora` LoRA is merged; false and None write an adapter.
+        With `merge_lora` true, LoRA is merged into the weights; with false and None, an adapter is written.
         """
-        # The Trainer calls it this way for checkpoints.
+        # The Trainer sets `_internal_call` for checkpoints.
         if _internal_call:
             super().save_model(output_dir, _internal_call=True)
             folder, main = Path(output_dir or self.args.output_dir or ""), self.args.should_save
@@ -555,13 +557,13 @@ class CheckpointedTrainer(Trainer):
             save_extras(self.accelerator.unwrap_model(self.model), folder, main)
             # The Trainer writes no tokenizer into a sharded checkpoint.
             if main and not (folder / TOKENIZER_CONFIG_FILE).exists():
-                cast(Any, self.processing_class).save_pretrained(folder)
+                self.processing_class.save_pretrained(folder)
             if main:
                 share(folder)
             return
         target = str(output_dir or self.args.output_dir)
         model = self.accelerator.unwrap_model(self.model)
-        # The card names the step of the weights, which may be the best one's.
+        # The card names the step of the weights, which may be that of the best checkpoint.
         best = self.state.best_global_step if self.args.load_best_model_at_end else None
         data = {split: report.to_dict() for split, report in self.data_reports.items()}
         name, step = str(self.hub_model_id or "").rpartition("/")[2], best or self.state.global_step
@@ -569,7 +571,7 @@ class CheckpointedTrainer(Trainer):
             if self.args.should_save:
                 export_model(
                     model,
-                    cast(Any, self.processing_class),
+                    self.processing_class,
                     target,
                     merge_lora=bool(self.args.merge_lora),
                     keep_predictors=self.args.keep_predictors,
@@ -584,10 +586,10 @@ class CheckpointedTrainer(Trainer):
         """As `Trainer.init_hf_repo`.
 
         Raises:
-            RunError: the Hub cannot be reached, or refuses.
+            RunError: the Hub cannot be reached, or refuses the request.
         """
         with reaching_hub(
-            "the repository could not be created on the Hub, nothing was trained or uploaded"
+            "the repository could not be created on the Hub, and nothing was trained or uploaded"
         ):
             super().init_hf_repo(*args, **kwargs)
 
@@ -604,12 +606,12 @@ class CheckpointedTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
     ) -> CommitInfo | None:
-        """As `Trainer.push_to_hub`, for the output of `save_model`. It always waits for the upload.
+        """As `Trainer.push_to_hub`, but it uploads what `save_model` writes, and always waits for the end.
 
         Raises:
-            RunError: the Hub cannot be reached, or refuses.
+            RunError: the Hub cannot be reached, or refuses the request.
         """
-        # Not the Trainer's own, which saves the model as it saves a checkpoint.
+        # The Trainer's own method would save the model as it saves a checkpoint.
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
         self.save_model()
@@ -621,10 +623,10 @@ class CheckpointedTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
     ) -> CommitInfo | None:
-        """Upload the final model as written by `save_model`, and wait for the end.
+        """Upload the final model that `save_model` wrote, and wait for the end.
 
         Raises:
-            RunError: the Hub cannot be reached, or refuses.
+            RunError: the Hub cannot be reached, or refuses the request.
         """
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if not self.is_world_process_zero():
@@ -639,22 +641,22 @@ class CheckpointedTrainer(Trainer):
                 commit_message=commit_message,
                 token=token or self.args.hub_token,
                 revision=revision or self.args.hub_revision,
-                # The files of the model only: `output_dir` may have checkpoints, logs and files of the user.
+                # Only the files of the model: `output_dir` may have checkpoints, logs and files of the user.
                 allow_patterns=[MANIFEST, CARD, PREDICTORS_FILE, *(listed_files(folder) or ())],
             )
 
 
 @contextmanager
 def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
-    """Within this context, turn every error on the way to the Hub into one line.
+    """Within this context, turn every error of reaching the Hub into one line.
 
     Raises:
-        RunError: with the original error.
+        RunError: there was an error; the message includes it.
     """
     try:
         yield
     except Exception as error:
-        # They come from huggingface_hub, httpx and the operating system, and have no common class.
+        # These errors come from huggingface_hub, httpx and the operating system, and have no common class.
         raise RunError(f"{failed}: {said(error)}{then}") from None
 
 

@@ -1,7 +1,7 @@
 """`JEPAConfig`: the method's options on top of `transformers.TrainingArguments`.
 
-Options and arguments of `transformers.Trainer` either work as they do there, or are refused in one line before anything is
-written.
+Options and arguments of `transformers.Trainer` either work as they do there, or are refused with a one-line error before
+anything is written.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import copy
 import functools
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_args
 
@@ -21,6 +22,7 @@ from transformers.trainer_pt_utils import AcceleratorConfig
 from stepjepa.config.option import Names, option, options_of, public_values
 from stepjepa.config.spellings import by_our_names, published
 from stepjepa.config.values import did_you_mean
+from stepjepa.config.yaml_file import representable
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
@@ -30,76 +32,32 @@ T = TypeVar("T")
 # Upper bound of every number: the largest seed that all generators accept.
 _MOST = 2**32 - 1
 _TRAINER = "options of transformers.TrainingArguments"
-# Keys of the options of `TrainingArguments` that hold several settings. transformers ignores unknown keys of FSDP, so a typo
+# Known keys of the `TrainingArguments` options that hold several settings. transformers ignores unknown FSDP keys, so a typo
 # would go unnoticed.
 _FSDP = (
-    "version",
-    "reshard_after_forward",
-    "cpu_offload",
-    "activation_checkpointing",
-    "cpu_ram_efficient_loading",
-    "state_dict_type",
-    "auto_wrap_policy",
-    "transformer_layer_cls_to_wrap",
-    "min_num_params",
-    "xla",
-    "xla_fsdp_v2",
-    "xla_fsdp_settings",
-    "xla_fsdp_grad_ckpt",
-    "forward_prefetch",
-    "backward_prefetch",
-    "use_orig_params",
-    "sync_module_states",
-    "limit_all_gathers",
-)
+    "version reshard_after_forward cpu_offload activation_checkpointing "
+    "cpu_ram_efficient_loading state_dict_type auto_wrap_policy transformer_layer_cls_to_wrap "
+    "min_num_params xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt forward_prefetch "
+    "backward_prefetch use_orig_params sync_module_states limit_all_gathers"
+).split()
 _CHECKPOINTING = (
-    "use_reentrant",
-    "preserve_rng_state",
-    "context_fn",
-    "determinism_check",
-    "debug",
-    "early_stop",
-    "every_n_layers",
-    "offload",
-)
-# Prefixes of inherited options that do not affect the trained weights, so that a resumed run may change them.
-_BESIDES_TRAINING = (
-    "log_",
-    "logging_",
-    "save_",
-    "eval_",
-    "hub_",
-    "push_to_hub",
-    "trackio_",
-    "project",
-    "run_name",
-    "do_",
-    "include_",
-    "prediction_loss_only",
-    "per_device_eval_",
-    "batch_eval_",
-    "metric_for_",
-    "greater_is_",
-    "label_names",
-    "load_best_",
-    "dataloader_p",
-    "dataloader_m",
-    "dataloader_in_",
-    "skip_memory_",
-    "ddp_timeout",
-    "use_cpu",
-    "restore_callback_",
-    "enable_jit_",
-    "torch_empty_",
-    "debug",
-    "remove_unused_",
-    "average_tokens_",
+    "use_reentrant preserve_rng_state context_fn determinism_check debug early_stop "
+    "every_n_layers offload"
+).split()
+# Prefixes of inherited options that do not affect the trained weights, so a resumed run may change them.
+_BESIDES_TRAINING = tuple(
+    (
+        "log_ logging_ save_ eval_ hub_ push_to_hub trackio_ project run_name do_ include_ "
+        "prediction_loss_only per_device_eval_ batch_eval_ metric_for_ greater_is_ label_names "
+        "load_best_ dataloader_p dataloader_m dataloader_in_ skip_memory_ ddp_timeout use_cpu "
+        "restore_callback_ enable_jit_ torch_empty_ debug remove_unused_ average_tokens_"
+    ).split()
 )
 
 
 def _by_our_names(config: type[T]) -> type[T]:
-    """Let the constructor of `config` take other spellings of its options too, as the command line does."""
-    # Around the constructor that `@dataclass` writes, so this decorator must be the outer one.
+    """Let the constructor of `config` accept the other spellings of its options, as the command line does."""
+    # This wraps the constructor that `@dataclass` generates, so it must be the outer decorator.
     construct: Any = config.__init__
 
     @functools.wraps(construct)
@@ -113,32 +71,32 @@ def _by_our_names(config: type[T]) -> type[T]:
 @_by_our_names
 @dataclass
 class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  # type: ignore[misc]  # narrower types
-    """Arguments of `JEPATrainer`: every field of `TrainingArguments`, and those of `JEPAOptions`.
+    """Arguments of `JEPATrainer`: every field of `TrainingArguments` and of `JEPAOptions`.
 
-    Defaults that differ from `TrainingArguments`: ``learning_rate`` (2e-5, the published one, 2e-4 for LoRA on a pretrained
-    model, and 1e-3 for a model that starts from random weights), ``logging_steps`` 10, ``report_to`` none,
-    ``logging_nan_inf_filter`` false (a loss that is not finite is logged as it is), ``hub_strategy`` end (the only one).
+    Defaults that differ from `TrainingArguments`: ``learning_rate`` (the published 2e-5, 2e-4 for LoRA on a pretrained
+    model, 1e-3 for a model that starts from random weights), ``logging_steps`` (10), ``logging_nan_inf_filter`` (false: a
+    loss that is not finite is logged as it is), ``hub_strategy`` (end, the only supported value).
 
-    Other spellings (names of transformers 4 and of TRL) are accepted too, see `stepjepa.config.spellings`.
+    Other spellings (names from transformers 4 and TRL) are accepted too; see `stepjepa.config.spellings`.
 
     Raises:
-        ConfigError: a value that cannot be used.
+        ConfigError: a value cannot be used.
     """
 
     hub_strategy: str = option(  # type: ignore[assignment]
         "end",
-        "What --push_to_hub uploads: the final model, once training has ended (end).",
+        "What --push_to_hub uploads. Only end is supported: the final model, once training has ended.",
         _TRAINER,
         resume=True,
     )
     logging_nan_inf_filter: bool = option(
         False,
-        "Leave losses that are not finite out of the logged means (synchronises at every step).",
+        "Leave losses that are not finite out of the logged means (waits for the device at every step).",
         _TRAINER,
         resume=True,
     )
     disable_tqdm: bool | None = option(
-        None, "Plain lines instead of a progress bar.", _TRAINER, resume=True, identity=False
+        None, "Print plain lines instead of a progress bar.", _TRAINER, resume=True, identity=False
     )
     adam_beta1: float = option(0.9, "Beta1 of Adam.", _TRAINER, at_least=0, below=1)
     adam_beta2: float = option(0.999, "Beta2 of Adam.", _TRAINER, at_least=0, below=1)
@@ -151,11 +109,11 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         at_most=2**20,
     )
     dataloader_prefetch_factor: int | None = option(
-        None, "Batches that each worker lays out ahead.", _TRAINER, resume=True, at_least=1
+        None, "Batches that each worker prepares in advance.", _TRAINER, resume=True, at_least=1
     )
     local_rank: int = option(
         -1,
-        "The number of this process, set by the launcher.",
+        "Number of this process on its machine, set by the launcher.",
         _TRAINER,
         resume=True,
         dumped=False,
@@ -167,7 +125,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         self._check_mappings()
         self._check_inherited()
         self._check_sizes()
-        # Without an accelerator, transformers requires this for several processes (gloo) and for bf16.
+        # Without an accelerator, transformers requires `use_cpu` for several processes (gloo) and for bf16.
         if not torch.accelerator.is_available() and (
             self.bf16 or int(os.environ.get("WORLD_SIZE", "1")) > 1
         ):
@@ -177,9 +135,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         except (ValueError, ImportError) as error:
             raise ConfigError(said(error)) from None
         self._check_batch()
-        # Rows are chats or packed forests; the Trainer would drop the columns that the model's forward does not name.
+        # Rows are chats or packed forests; the Trainer would drop every column that the model's forward does not name.
         self.remove_unused_columns = False
-        # Pinning memory serves copies to an accelerator.
+        # Pinned memory is of use only for copies to an accelerator.
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False
 
@@ -192,7 +150,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         )
 
     def _check_mappings(self) -> None:
-        """Read the options that hold several settings, each a mapping or the path of a JSON file, and check their keys.
+        """Read the options that hold several settings (a mapping, JSON text or the path of a JSON file), and check their
+        keys.
 
         Raises:
             ConfigError: a file cannot be read, or a key does not exist.
@@ -201,10 +160,10 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             _NAME.accelerator_config: list(options_of(AcceleratorConfig)),
             _NAME.fsdp_config: [*_FSDP, *(f"fsdp_{key}" for key in _FSDP)],
         }
-        # The option was renamed in transformers, which has both names for a time.
+        # transformers renamed this option and has both names for a time.
         for name in options_of(JEPAConfig):
             if name.endswith("_checkpointing_kwargs"):
-                known[name] = list(_CHECKPOINTING)
+                known[name] = _CHECKPOINTING
         for name, keys in known.items():
             value = getattr(self, name)
             if isinstance(value, str):
@@ -225,15 +184,15 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         """Refuse options of `TrainingArguments` that would be ignored.
 
         Raises:
-            ConfigError: one is set; the message says what to do instead.
+            ConfigError: such an option is set; the message says what to do instead.
         """
-        strategy = getattr(self.hub_strategy, "value", self.hub_strategy)
+        strategy = representable(self.hub_strategy)
         sampling = self.train_sampling_strategy
-        # A value that is true is refused; of these two options, some values are supported.
+        # Any true value is refused, but two options have values that are supported.
         values: dict[str, Any] = {name: getattr(self, name) for name in _UNSUPPORTED}
         values[_NAME.hub_strategy] = strategy != "end" and strategy
         values[_NAME.train_sampling_strategy] = sampling not in _SAMPLINGS and sampling
-        # `accelerate launch` switches DeepSpeed on by an environment variable.
+        # `accelerate launch` turns on DeepSpeed through an environment variable.
         if not self.deepspeed:
             values[_NAME.deepspeed] = (
                 parse_flag_from_env("ACCELERATE_USE_DEEPSPEED") and "set by accelerate"
@@ -245,11 +204,10 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 )
 
     def _check_batch(self) -> None:
-        """Refuse micro-batches that are too small for the loss: InfoNCE without a negative, shuffled targets without another
-        example; and one state for several horizons.
+        """Refuse micro-batches of one example where the loss compares examples, and one state for several horizons.
 
         Raises:
-            ConfigError: see above.
+            ConfigError: the batch is too small, or one state would have several targets.
         """
         sizes = (_NAME.per_device_train_batch_size, _NAME.per_device_eval_batch_size)
         single = [name for name in sizes if getattr(self, name) == 1]
@@ -267,18 +225,18 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         for name, is_set in needs_more.items():
             if is_set:
                 raise ConfigError(
-                    f"{name} compares the examples of a micro-batch, and it has one: raise {single[0]}"
+                    f"{name} compares the examples of a micro-batch, which has only one; raise {single[0]}"
                 )
 
     def _check_sizes(self) -> None:
-        """Refuse numbers that are out of range, with which the Trainer would fail later.
+        """Refuse numbers that are out of range, before the Trainer fails on them.
 
         Raises:
-            ConfigError: a number is out of range, or the numbers give no step.
+            ConfigError: a number is out of range, or the run would have no step.
         """
         for name in options_of(transformers.TrainingArguments):
             known, value = options_of(JEPAConfig)[name], getattr(self, name)
-            # Only options that this library declares have a group, and bounds.
+            # Only options that this library declares have a group and bounds.
             if known.group is not None:
                 known.check(value)
             kinds = {known.hint, *get_args(known.hint)}
@@ -290,40 +248,37 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 or not isinstance(value, (int, float))
                 or not lowest <= value <= _MOST
             ):
-                raise ConfigError(
-                    f"{name} is {value!r}; it must be a number of 0 or more, and at most {_MOST}"
-                )
+                raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to {_MOST}")
         epochs = _NAME.num_train_epochs
         steps = _NAME.max_steps
         workers = _NAME.dataloader_num_workers
         if self.num_train_epochs <= 0 and self.max_steps < 0:
             raise ConfigError(
-                f"{epochs} is {self.num_train_epochs}; give a positive number, or {steps}"
+                f"{epochs} is {self.num_train_epochs}; give a positive number, or set {steps}"
             )
         if self.max_steps == 0:
             raise ConfigError(
-                f"{steps} is 0; give the number of steps, or leave it out to train {epochs}"
+                f"{steps} is 0; give a positive number, or leave it out to train for {epochs}"
             )
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
             raise ConfigError(
-                f"{_NAME.dataloader_persistent_workers} needs workers: give {workers} too"
+                f"{_NAME.dataloader_persistent_workers} needs worker processes; give {workers} too"
             )
         if self.streaming and self.max_steps < 0:
             raise ConfigError(
-                f"streaming reads no data before it trains, so an epoch has no length: give {steps}"
+                f"streaming does not know the length of an epoch before training; give {steps}"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """As `TrainingArguments.to_dict`, but with ``last_token``."""
-        # transformers hides every value whose name ends in `_token` as a secret.
-        public = public_values(self)
-        return {
-            **super().to_dict(),
-            **{name: public[name] for name in (_NAME.last_token, _NAME.objective_options)},
-        }
+        """As `TrainingArguments.to_dict`, but ``last_token`` is shown, and ``objective_options`` has no secrets."""
+        # transformers hides the value of every option whose name ends in `_token`.
+        values, public = super().to_dict(), public_values(self)
+        for name in (_NAME.last_token, _NAME.objective_options):
+            values[name] = public[name]
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickle without secrets, because ``training_args.bin`` is in every checkpoint."""
+        """The state to pickle, without secrets, because ``training_args.bin`` is in every checkpoint."""
         secrets = {
             option.name: option.default
             for option in options_of(type(self)).values()
@@ -331,7 +286,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         }
         return {**self.__dict__, **public_values(self), **secrets}
 
-    # `copy` would use `__getstate__`; a copy in memory keeps the secrets.
+    # By default, `copy` would use `__getstate__`; a copy in memory must keep the secrets.
 
     def __copy__(self) -> JEPAConfig:
         config = object.__new__(type(self))
@@ -339,8 +294,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         return config
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JEPAConfig:
-        config = object.__new__(type(self))
-        config.__dict__ |= copy.deepcopy(self.__dict__, memo)
+        config = copy.copy(self)
+        config.__dict__ = copy.deepcopy(self.__dict__, memo)
         return config
 
 
@@ -353,14 +308,15 @@ _UNSUPPORTED = {
     _NAME.fp16_full_eval: "leave it out",
     _NAME.train_sampling_strategy: "leave it out",
     _NAME.hub_strategy: "use end: checkpoints are not uploaded",
-    _NAME.include_for_metrics: "compute_metrics gets predictions and labels",
+    _NAME.include_for_metrics: "compute_metrics gets only predictions and labels; leave it out",
     _NAME.use_liger_kernel: "it replaces parts of the model; leave it out",
     _NAME.deepspeed: f"shard the weights with {_NAME.fsdp}",
 }
 
 
 def usual_learning_rate(from_scratch: bool, adapter: bool) -> float:
-    """The default learning rate of a model from random weights, of an adapter, or of all weights of a pretrained model."""
+    """The default learning rate for a model that starts from random weights, an adapter, or all weights of a pretrained
+    model."""
     if from_scratch:
         return 1e-3
     return 2e-4 if adapter else 2e-5
@@ -370,7 +326,7 @@ def fixed_on_resume() -> list[str]:
     """The options of a `JEPAConfig` that a resumed run must share with its checkpoint."""
     fixed = []
     for name, known in options_of(JEPAConfig).items():
-        # Inherited options do not say whether they may change.
+        # Inherited options do not declare whether they may change, so their names decide.
         may_change = known.group is None and name.startswith(_BESIDES_TRAINING)
         if not (known.resume or known.secret or may_change):
             fixed.append(name)
@@ -379,15 +335,15 @@ def fixed_on_resume() -> list[str]:
 
 # The arguments of a Trainer
 
-# Arguments of `transformers.Trainer` or `trl.SFTTrainer`, and why they cannot be used here.
+# Arguments of `transformers.Trainer` or `trl.SFTTrainer` that cannot be used here, and why or what to do instead.
 _REFUSED = {
     "formatting_func": "rows are chats; write them as messages first, with dataset.map",
-    "quantization_config": "load the model with it and give the model",
-    "tokenizer": "it is called processing_class",
-    "data_collator": "batches are laid out by the objective",
-    "compute_loss_func": f"the loss is gamma * LM + lbd * JEPA ({_NAME.jepa_loss}, lbd and gamma choose it)",
-    "preprocess_logits_for_metrics": "compute_metrics gets the most likely ids, not logits",
-    "model_init": "give the model, or its name",
+    "quantization_config": "load the model with it, and pass the model",
+    "tokenizer": "pass it as processing_class",
+    "data_collator": "the objective lays out the batches; leave it out",
+    "compute_loss_func": f"the loss is gamma * LM + lbd * JEPA; set {_NAME.jepa_loss}, lbd and gamma",
+    "preprocess_logits_for_metrics": "compute_metrics gets the most likely ids, not logits; leave it out",
+    "model_init": "pass the model, or its name",
 }
 
 
@@ -399,36 +355,37 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     """
     for name, reason in _REFUSED.items():
         if arguments.get(name) is not None:
-            raise ConfigError(f"JEPATrainer takes no {name}: {reason}; leave it out")
+            raise ConfigError(f"JEPATrainer does not take {name}: {reason}")
     options = options_of(JEPAConfig).keys()
     spellings = published(JEPAConfig).keys()
     for name in arguments.keys() & (options | spellings):
         named = {name: arguments[name]}
         (ours,) = by_our_names(named, JEPAConfig) or (name,)
-        raise ConfigError(f"JEPATrainer takes no {name}: write JEPAConfig({ours}=...)")
+        raise ConfigError(f"JEPATrainer does not take {name}; write JEPAConfig({ours}=...)")
 
 
 def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> None:
     """Refuse an optimizer or a schedule that cannot be constructed.
 
     Raises:
-        ConfigError: a library or an option of it is missing.
+        ConfigError: its library is not installed, or its options do not fit.
     """
-    # Imported late, so that listing the options does not wait for it.
+    # Imported here, so that listing the options does not wait for it.
     from transformers import Trainer, get_scheduler
 
     # Construct both once, before anything is written. The schedule has one step and no warm-up.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule_options: Any = args.lr_scheduler_kwargs
-    for name, make in (
-        ("optim", lambda: Trainer.get_optimizer_cls_and_kwargs(args, model)),
-        (
-            _NAME.lr_scheduler_type,
-            lambda: get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, schedule_options),
-        ),
-    ):
+    schedule = args.lr_scheduler_type
+    makers: dict[str, Callable[[], object]] = {
+        _NAME.optim: lambda: Trainer.get_optimizer_cls_and_kwargs(args, model),
+        _NAME.lr_scheduler_type: lambda: get_scheduler(schedule, optimizer, 0, 1, schedule_options),
+    }
+    for name, make in makers.items():
         try:
             make()
         except (ImportError, ValueError, TypeError) as error:
-            value = getattr(getattr(args, name), "value", getattr(args, name))
-            raise ConfigError(f"{name} is {value}, which cannot be made: {said(error)}") from error
+            value = representable(getattr(args, name))
+            raise ConfigError(
+                f"{name} is {value}, which cannot be constructed: {said(error)}"
+            ) from error

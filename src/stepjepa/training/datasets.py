@@ -1,4 +1,4 @@
-"""The data sets of a run as examples: one or several, stored or streamed, to train or to evaluate on.
+"""The examples of a run's data sets: one or several data sets, stored or streamed, to train or to evaluate on.
 
 Only the loader of a stream and a mixture of data sets load torch.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from stepjepa.training.config import JEPAConfig
 
 _NAME = Names(JEPAOptions, TrainerOptions)
-# The starts of this many windows are kept; a checkpoint records the one that contains its step.
+# Number of windows whose starts are kept; a checkpoint records the start of the window that contains its step.
 _KEPT_STARTS = 64
 # One file per process in a checkpoint.
 _STREAM = "stream_{}.json"
@@ -45,24 +45,24 @@ def settings_for(
     splitter: StepSplitter | None = None,
     vocabulary: int | None = None,
 ) -> EncodeOptions:
-    """How the rows of one data set become examples; with ``step_splitter=auto`` its first rows decide the splitter.
+    """How the rows of one data set become examples; with ``step_splitter=auto``, the first rows decide the splitter.
 
     Args:
-        rows: of the data set, with their numbers; empty if they are not to decide anything.
-        options: of the run.
-        positions: number of learned positions of the model; None if they are rotary.
-        splitter: the splitter that ``auto`` chose on another data set, to be used here too.
+        rows: the rows of the data set, with their numbers; empty if they are not to decide anything.
+        options: the options of the run.
+        positions: number of learned positions of the model; None if it has none, as with rotary ones.
+        splitter: the splitter that ``auto`` chose on another data set, if it is to be used here too.
         vocabulary: see `EncodeOptions`.
 
     Raises:
-        ConfigError, DataError: as `rules_for`.
+        ConfigError, DataError: see `rules_for`.
     """
-    # Without a need for steps, any splitter does, and the rows need not be read to choose one. The objective is that of the
+    # If no steps are needed, any splitter will do, and the rows need not be read to choose it. The objective is that of the
     # option, not `objective_of`: with `lbd` 0, the report still has the steps.
     if not find_objective(options.objective)(options).needs_steps:
         splitter = splitter or make_splitter("separator")
     objective, length = objective_of(options), options.max_length
-    # With `inline`, the predictors take positions of the row itself.
+    # With `inline`, the predictors take up positions of the row.
     if positions is not None:
         inserted = (
             options.predictors or 0 if options.forward == "inline" and objective.makes_pairs else 0
@@ -81,12 +81,12 @@ def settings_for(
 def chat_tokenizer(
     tokenizer: PreTrainedTokenizerBase, options: JEPAOptions
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer with the chat template of the options, see `data.template.with_template`."""
+    """The tokenizer with the chat template that the options name; see `data.template.with_template`."""
     return with_template(tokenizer, options.chat_template, options.plain)
 
 
 def make_renderer(tokenizer: PreTrainedTokenizerBase, options: JEPAOptions) -> ChatRenderer | None:
-    """The renderer of a run, with `chat_tokenizer`; None for a tokenizer without a chat template."""
+    """The renderer of a run, which uses `chat_tokenizer`; None for a tokenizer without a chat template."""
     tokenizer = chat_tokenizer(tokenizer, options)
     if not tokenizer.chat_template:
         return None
@@ -101,13 +101,13 @@ def encode(
     splitter: StepSplitter | None = None,
     vocabulary: int | None = None,
 ) -> tuple[ExampleStore, DataReport]:
-    """The examples of a data set with the options of a run.
+    """Encode a data set with the options of a run, and report on it.
 
     Args:
         positions, splitter, vocabulary: see `settings_for`.
 
     Raises:
-        DataError: no row can be trained on, or a JEPA objective has no pair.
+        DataError: no row can be trained on, or no example has a pair for a JEPA objective.
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
     settings = settings_for(rows, options, positions, splitter, vocabulary)
@@ -120,21 +120,21 @@ def encode(
 
 
 def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
-    """The error for data without pairs; `what` begins its sentence (``no example has``)."""
+    """The error for data without pairs; `what` begins the sentence (``no example has``)."""
     plain = f"--{_NAME.objective} regular"
     counts = report.examples_without_pairs.most_common()
-    # One piece of advice, for the first of these reasons that was seen.
+    # One piece of advice, for the first of the reasons below that was seen.
     reasons = "; ".join(f"{count:,}: {reason_words(reason)}" for reason, count in counts)
     if "horizon_beyond_answer" in report.examples_without_pairs:
         horizons = ", ".join(map(str, options.horizons))
-        advice = f"no answer has a step that far ahead: lower the horizon (now {horizons})"
+        advice = f"no answer has that many further steps, so lower the horizon (now {horizons})"
     elif "view_refused" in report.examples_without_pairs:
         advice = (
-            f"use --{_NAME.views} in_context, or a chat template that can write a message alone"
+            f"use --{_NAME.views} in_context, or a chat template that can render a single message"
         )
     elif report.first_without_target:
         first = report.first_without_target
-        advice = f"name a column that holds text with --{_NAME.jepa_target_column} (first: {first})"
+        advice = f"give --{_NAME.jepa_target_column} a column that holds text (first row without: {first})"
     elif find_objective(options.objective)(options).needs_steps:
         without_steps = f"--{_NAME.objective} llm_jepa, which needs no steps"
         splitter = f"--{_NAME.step_splitter} and --{_NAME.step_separator}"
@@ -153,41 +153,41 @@ class Sources(NamedTuple):
 
 
 class StreamedExamples:
-    """The counterpart of `DrawnExamples` for a stream: endless micro-batches, shuffled window by window.
+    """Endless micro-batches of a stream, shuffled window by window: the counterpart of `DrawnExamples`.
 
     Each process reads its own share of the rows, so a run must resume with the same number of processes.
 
     Args:
         stream: the examples.
-        draw: samples what is random about them.
-        args: of the run: size and order of a window, this process and the number of processes.
+        draw: samples whatever is random about an example.
+        args: the run's configuration, which gives the size and order of a window, this process and the number of processes.
     """
 
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
         self.stream, self.draw, self.args = stream, draw, args
-        # The reports before anything was read, for `resume`.
+        # The reports as they are before any row is read; `resume` starts from them.
         self._unread = copy.deepcopy(stream.reports)
-        # Optimizer steps of the run before it was resumed.
+        # Number of optimizer steps before the run was resumed.
         self._done = 0
-        # The window to resume in: the steps before it, and where it begins.
+        # The window to resume in: the number of steps before it, and where it begins.
         self._resumed: tuple[int, StreamStart | None] = (0, None)
-        # The same for the last windows, for `save`.
+        # The same for the most recent windows, for `save`.
         self._starts: dict[int, StreamStart] = {}
 
     def batches(self, size: int) -> Iterator[list[Example] | None]:
-        """Micro-batches of `size` examples; None for those before a resume.
+        """Micro-batches of `size` examples; None for those that were trained on before a resume.
 
         Raises:
             DataError: there is no pair in the first window.
         """
         accumulation = self.args.gradient_accumulation_steps
-        # On a resume, the Trainer asks for the batches of earlier steps and skips them, so they need no examples.
+        # On a resume, the Trainer requests the batches of earlier steps only to skip them, so they need no examples.
         yield from [None] * (self._done * accumulation)
         step_size = size * accumulation
         number, start = self._resumed
         self._starts = {}
         share = self.stream.part(self.args.process_index, self.args.world_size)
-        # A window has complete steps, so that a step never needs two windows.
+        # A window consists of complete steps, so that no step needs two windows.
         window_size = -(-self.args.shuffle_buffer // step_size) * step_size
         for begin, window in share.windows(window_size, start, step_size):
             self._check_pairs()
@@ -197,7 +197,7 @@ class StreamedExamples:
             window = self._ordered(window, begin.window, step_size)
             for first in range(0, len(window), step_size):
                 number += 1
-                # Steps of the first window that were trained on before the resume.
+                # These steps of the first window were trained on before the resume.
                 if number <= self._done:
                     continue
                 step = window[first : first + step_size]
@@ -210,7 +210,7 @@ class StreamedExamples:
         """Refuse data without pairs in the first window.
 
         Raises:
-            DataError: with the reasons.
+            DataError: no example of the window has a pair; the message has the reasons.
         """
         reports = self.stream.reports
         if self.draw.objective.makes_pairs and not any(report.pairs for report in reports):
@@ -220,7 +220,7 @@ class StreamedExamples:
             )
 
     def _ordered(self, window: list[Streamed], number: int, step: int) -> list[Streamed]:
-        """The examples of a window in the order of training; `step` is the number of examples of an optimizer step."""
+        """The examples of a window in the order of training; `step` is the number of examples per optimizer step."""
         strategy = self.args.train_sampling_strategy
         if strategy == "sequential":
             return window
@@ -228,21 +228,20 @@ class StreamedExamples:
         window = [window[index] for index in random.permutation(len(window)).tolist()]
         if strategy != "group_by_length":
             return window
-        # Sorted within each step only: which examples a step has does not depend on the strategy.
+        # Sorted only within each step, so that the strategy does not change which examples a step has.
         ordered: list[Streamed] = []
         for first in range(0, len(window), step):
-            ordered += sorted(
-                window[first : first + step], key=lambda item: -len(item.example.trunk)
-            )
+            examples = window[first : first + step]
+            ordered += sorted(examples, key=lambda item: -len(item.example.trunk))
         return ordered
 
     def loader(self, size: int, collator: Callable[[list[Example]], Any]) -> DataLoader:
-        """This process's collated micro-batches of `size` examples; None for those to skip. Its length is that of the entire
-        run, which is one epoch."""
+        """This process's collated micro-batches of `size` examples; None for those to skip. The length is that of the entire
+        run, which counts as one epoch."""
         from torch.utils.data import DataLoader, IterableDataset
 
         class Batches(IterableDataset):
-            """Micro-batches, for a loader that does not batch."""
+            """Ready-made micro-batches, for a loader that does no batching."""
 
             def __iter__(_) -> Iterator[list[Example] | None]:
                 return self.batches(size)
@@ -258,8 +257,8 @@ class StreamedExamples:
     # Resuming
 
     def save(self, folder: Path, steps: int) -> None:
-        """Write the place of this process in its share of the stream after `steps` optimizer steps."""
-        # The start of the window with that step; a resumed run reads the window again and skips its first steps.
+        """Write this process's position in its share of the stream after `steps` optimizer steps."""
+        # The start of the window that contains the step; a resumed run reads the window again and skips its first steps.
         first = max(number for number in self._starts if number <= steps)
         record = {
             "shares": self.args.world_size,
@@ -270,13 +269,14 @@ class StreamedExamples:
 
     def resume(self, folder: Path | None, steps: int = 0) -> None:
         """Continue after `steps` optimizer steps of the run that wrote the checkpoint `folder`, with the counts of its
-        reports; without one, start at the first row.
+        reports; without a folder, start at the first row.
 
         Raises:
-            ConfigError: version 0.2 wrote it, in a run that was itself resumed with another number of processes.
+            ConfigError: the stream of that run is divided among another number of processes, as a run of version 0.2 that
+                was itself resumed may have done.
         """
         self._done, self._resumed = steps, (0, None)
-        # In place, because `ExampleReader.reports` has the same objects.
+        # Updated in place, because `ExampleReader.reports` has the same objects.
         for report, unread in zip(self.stream.reports, self._unread, strict=True):
             vars(report).update(vars(copy.deepcopy(unread)))
         if folder is None:
@@ -284,8 +284,8 @@ class StreamedExamples:
         record = read_json(folder / _STREAM.format(self.args.process_index))
         if record["shares"] != self.args.world_size:
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint} {folder}: its stream began on {record['shares']} processes, and is "
-                "resumed on as many only"
+                f"--{_NAME.resume_from_checkpoint} {folder}: its stream is divided among {record['shares']} processes; "
+                "resume with the same number"
             )
         start = StreamStart.of_record(record["start"])
         self._resumed = record["first_step"], start
@@ -298,11 +298,12 @@ class ExampleReader:
 
     Args:
         tokenizer: the run's tokenizer.
-        args: its configuration.
+        args: the run's configuration.
         positions, vocabulary: see `settings_for`.
 
     Attributes:
-        reports: on the data that was read, by the name of the data set: ``train`` (or ``train_1``, ...), ``eval``.
+        reports: the reports on the data that was read, by the name of the data set: ``train`` (or ``train_1``, ...),
+            ``eval``.
     """
 
     def __init__(
@@ -316,18 +317,18 @@ class ExampleReader:
         self.args = args
         self.positions = positions
         self.vocabulary = vocabulary
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+        self.pad_id = tokenizer.pad_token_id or 0
         self.reports: dict[str, DataReport] = {}
 
     def read_training(self, source: object) -> DrawnExamples | StreamedExamples | None:
-        """Examples to train on, streamed with ``streaming``; None if the source is None.
+        """Examples to train on, which are streamed if ``streaming`` is set; None if the source is None.
 
         Args:
-            source: one data set, `Sources`, or examples that were read before, which are returned unchanged.
+            source: one data set, `Sources`, or examples that have already been read, which are returned unchanged.
 
         Raises:
-            ConfigError: the weights do not fit the data sets.
-            DataError: as `encode`.
+            ConfigError: the number of weights is not that of the data sets, or the data does not fit `streaming`.
+            DataError: see `encode`.
         """
         args = self.args
         if source is None or isinstance(source, (DrawnExamples, StreamedExamples)):
@@ -336,7 +337,7 @@ class ExampleReader:
         weights = args.mixing_weights
         if weights is not None and len(weights) != len(sources):
             raise ConfigError(
-                f"{_NAME.mixing_weights} has {len(weights)} numbers for {len(sources)} data sets; give one for each"
+                f"{_NAME.mixing_weights} has {len(weights)} numbers for {len(sources)} data sets; give one per data set"
             )
         names = (
             ["train"]
@@ -348,7 +349,7 @@ class ExampleReader:
         # Compared by name, so that `datasets` need not be imported.
         if any(type(rows).__name__ == "IterableDataset" for rows in sources):
             raise ConfigError(
-                "the training data is an IterableDataset, which is read while the model trains: set streaming=True and "
+                "the training data is an IterableDataset, which is read during training; set streaming=True and "
                 f"{_NAME.max_steps}"
             )
         stores = [self._store(rows, name) for rows, name in zip(sources, names, strict=True)]
@@ -370,7 +371,7 @@ class ExampleReader:
 
         Args:
             source: one data set, or a plain dict of several by name, as for `transformers.Trainer`.
-            name: of its report.
+            name: the name of its report.
         """
         # A `DatasetDict` is a dict too, and is read as one data set.
         if type(source) is dict:
@@ -381,7 +382,7 @@ class ExampleReader:
         splitter = None
         train = self.reports.get("train")
         if train is not None and train.steps.looked and args.step_splitter == "auto":
-            # `auto` decides on the training data, so that both are split in the same way.
+            # `auto` decides by the training data, so that both data sets are split in the same way.
             splitter = make_splitter(train.steps.splitter, args.step_separator)
         store = self._store(source, name, splitter)
         return DrawnExamples(store, objective_of(args), args.seed, filler_id=self.pad_id)
@@ -405,21 +406,21 @@ class ExampleReader:
         args = self.args
         if any(isinstance(data_set, ExampleStore) for data_set in data_sets):
             raise ConfigError(
-                "streaming reads rows, and the training data is an ExampleStore; leave streaming out"
+                "streaming reads rows, but the training data is an ExampleStore; leave out streaming"
             )
         sources = [
             data_set if isinstance(data_set, RowSource) else RowSource(data_set)
             for data_set in data_sets
         ]
         renderer = make_renderer(self.tokenizer, args)
-        # Each data set has an encoder, because each may have another splitter.
+        # One encoder per data set, because their splitters may differ.
         encoders = []
         for source in sources:
             settings = settings_for(source, args, self.positions, vocabulary=self.vocabulary)
             encoders.append(make_encoder(source, self.tokenizer, renderer, settings))
         rows = RowStream(sources, args.mixing_weights)
         stream = ExampleStream(rows, encoders, args.dataset_num_proc)
-        # The stream counts while it reads; what is known before is set here.
+        # The stream fills the reports while it reads; what is already known is set here.
         for name, source, encoder, report in zip(
             names, sources, encoders, stream.reports, strict=True
         ):

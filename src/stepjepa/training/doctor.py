@@ -1,4 +1,4 @@
-"""What is exact on this machine, how fast it is and what memory it takes: ``stepjepa doctor``."""
+"""Which settings compute exact numbers on this machine, their speed and their memory: ``stepjepa doctor``."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
 from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.modeling.flops import card_peak
+from stepjepa.modeling.parts import text_config
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
@@ -31,19 +32,27 @@ from stepjepa.utils.text import PAGE, text_table, wrapped, written
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 4
-_STEPS = 8  # that are trained
-# Of batches, on a GPU; each repeats the rows, so it trains as the rows alone do.
+_STEPS = 8  # optimizer steps per setting
+# Batch sizes to try on a GPU; a larger batch repeats the rows, so its losses are those of the rows.
 _SIZES = (8, 16, 32, 64, 128, 256)
 _DEFAULT = "(default)"
-_FASTER = 1.1  # the least speed of a recommended setting over the default
-_NEAR = 0.01  # the share by which its loss may differ
+_FASTER = 1.1  # smallest speed-up over the default that is recommended
+_NEAR = 0.01  # relative difference of its loss that is tolerated
 
 
 @dataclass(frozen=True)
 class Tried:
-    """What came of one setting: flags of ``stepjepa train``, the attention or forward that the start-up trial found exact,
-    what is wrong with it (empty for nothing), tokens a second (median of the steps), MiB of tensors on a GPU at most, the LM
-    loss at the last step, and MFU, the share of the GPU's peak FLOPs that its steps reach. NaN for no such number."""
+    """The result of one setting. Numbers that were not measured are NaN.
+
+    Attributes:
+        flags: flags of ``stepjepa train``.
+        attention: the attention or forward that the start-up trial found exact.
+        fault: what is wrong with the setting; empty for nothing.
+        speed: tokens per second, the median of the steps.
+        mebibytes: peak memory of tensors on a GPU, in MiB.
+        lm_loss: LM loss at the last step.
+        mfu: share of the GPU's peak FLOPs that the steps reach.
+    """
 
     flags: str
     attention: str = ""
@@ -56,8 +65,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What `doctor` returns: names and values about the machine by topic, the settings (the first is the default), and a
-    command that is recommended. Its text is what the command prints."""
+    """The result of `doctor`; ``stepjepa doctor`` prints its text.
+
+    Attributes:
+        about: facts about the machine: names and values by topic.
+        tried: the results of the settings; the first is the default.
+        recommended: the recommended command.
+    """
 
     about: dict[str, dict[str, Any]]
     tried: list[Tried]
@@ -87,13 +101,14 @@ class Diagnosis:
 
 
 def doctor(options: DoctorOptions) -> Diagnosis:
-    """Train every attention and dtype at hand on one batch, after the start-up trial; on a GPU the best of them on larger
-    batches, until they do not fit or are no faster, and then with gradient checkpointing. Nothing is kept.
+    """Train with every attention and dtype on one batch, after the start-up trial. On a GPU, then train with the best
+    setting on larger batches until one is no faster or does not fit, in which case gradient checkpointing is tried too.
+    Nothing is kept.
 
     Raises:
         ConfigError, DataError: the model or the data cannot be used.
     """
-    disable_progress_bar()  # of loading
+    disable_progress_bar()  # shown while a model is loaded
     attention = _NAME.attn_implementation
     kernels = [{}, *({attention: one} for one in ("sdpa", "eager", "flex_attention"))]
     dtypes: list[dict[str, Any]] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}]
@@ -136,8 +151,8 @@ def doctor(options: DoctorOptions) -> Diagnosis:
 
 
 def _larger(given: dict[str, Any], speed: float, common: dict[str, Any]) -> list[Tried]:
-    """A setting of this speed with larger batches, until one does not fit or is hardly faster; with gradient checkpointing
-    where one does not fit."""
+    """Try a setting, whose speed is `speed`, with larger batches until one is hardly faster or fails; a batch that fails is
+    tried again with gradient checkpointing."""
     tried = list[Tried]()
     for size in _SIZES:
         given = {**given, _NAME.per_device_train_batch_size: size}
@@ -156,10 +171,10 @@ def _on_gpu() -> bool:
 
 
 def _recommended(tried: list[Tried], options: DoctorOptions) -> str:
-    """A command with the best setting."""
+    """The command to recommend: ``stepjepa train`` with the best setting."""
     best = _best(tried)
     if best is None:
-        return "nothing, as no setting trains with exact numbers"
+        return "nothing, because no setting trains with exact numbers"
     command = (
         f"stepjepa train --{_NAME.train_file} {options.train_file or 'FILE'} --{_NAME.model_name}"
     )
@@ -167,10 +182,11 @@ def _recommended(tried: list[Tried], options: DoctorOptions) -> str:
 
 
 def _best(tried: list[Tried]) -> Tried | None:
-    """The fastest of the settings that train like the first one that trains; that one where none is much faster."""
+    """The fastest of the settings whose loss is close to that of the first setting that trains; the first of them if none is
+    much faster."""
     trained = [one for one in tried if one.lm_loss > 0 and not one.fault]
     near = [one for one in trained if abs(1 - one.lm_loss / trained[0].lm_loss) < _NEAR]
-    # A few steps do not show that weights in bfloat16 lose small updates.
+    # Weights in bfloat16 lose small updates, which a few steps do not show, so they are not recommended.
     near = [one for one in near if _NAME.dtype not in one.flags]
     if not near:
         return None
@@ -199,7 +215,8 @@ def _about() -> dict[str, dict[str, Any]]:
 
 
 def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
-    """Try one setting; what the first finds wrong with the model or the data is an error of the command."""
+    """Try one setting. An error in the model or the data is raised if this is the first setting, and else recorded as its
+    fault."""
     flags = " ".join(f"--{name} {str(value).lower()}" for name, value in given.items())
     gc.collect()
     try:
@@ -209,14 +226,14 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
         trainer = make_trainer(run, config)
-        model: Any = trainer.model
         trainer.train()
     except Exception as error:
         if first and isinstance(error, (ConfigError, DataError)):
             raise
         return Tried(flags, fault=said(error, lines=1)[:200])
     forward = trainer.setup.forward
-    served = model.config.get_text_config()._attn_implementation if forward == "packed" else forward
+    attention = text_config(trainer.model.config)._attn_implementation
+    served = attention if forward == "packed" else forward
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     # The first step warms up.
     speed = statistics.median(entry["tokens_per_second"] for entry in log[1:])
@@ -228,8 +245,8 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
 
 
 def _flops(trainer: JEPATrainer, speed: float) -> float:
-    """FLOPs a second at so many tokens a second, padding included; every key of a row counts, whatever FlexAttention
-    leaves out."""
+    """FLOPs per second at `speed` tokens per second, padding included. Every key of a row counts, even keys that
+    FlexAttention skips."""
     batch = next(iter(trainer.get_train_dataloader()))
     tokens = sum(int(rows.filled.sum()) for rows in batch.every_rows)
     return trainer.floating_point_ops(batch) / tokens * speed

@@ -1,7 +1,7 @@
-"""The numbers of a run: the loss of an optimizer step, the metrics of a log entry and of an evaluation, and their display.
+"""The numbers of a run: the loss of an optimizer step, the metrics of log entries and evaluations, and their display.
 
-Shapes: P pairs, D width; B examples of a batch, N labelled tokens in it, L labelled tokens of the example with the most, E
-examples of a data set; 2 for the predicted and the true id.
+Shapes: P pairs, D width; B examples of a batch, N labelled tokens in it, L largest number of labelled tokens in an example,
+E examples of a data set; 2 for the predicted and the true id.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from stepjepa.objectives.base import Objective
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.terminal import is_quiet, say
 
-# Target states kept between two logs for the collapse numbers; 256 give the rank of 96 to 256 dimensions a fair chance.
+# Number of target states kept between two logs to detect collapse; with 256, states of 96 to 256 dimensions can reach their
+# full rank.
 KEPT_TARGETS = 256
-# Metrics that are means, and not counts, besides the parts of the loss.
+# Metrics that are means rather than counts, besides the parts of the loss.
 MEANS = ("cosine_similarity", "target_std", "effective_rank")
-# Means over labelled tokens, with `token_metrics`; the names are TRL's.
+# Means over labelled tokens, logged with `token_metrics`; the names are TRL's.
 TOKEN_MEANS = ("mean_token_accuracy", "entropy")
-# What a line of the log shows: key of the log entry, label, format.
+# What a log line shows: key of the log entry, label, format.
 _SHOWN = (
     ("lm_loss", "lm", ".4f"),
     ("jepa_loss", "jepa", ".4f"),
@@ -52,12 +53,12 @@ _PUBLISHED = (("lm_loss", "LM loss"), ("jepa_loss", "JEPA loss"), ("loss", "Tota
 def evaluation_names(
     parts: Sequence[str], scored: Sequence[str], token_means: Sequence[str] = ()
 ) -> list[str]:
-    """Names of the metrics of an evaluation in the log, without ``eval_``.
+    """Names of the metrics that an evaluation logs, without ``eval_``.
 
     Args:
-        parts: of the loss besides the LM loss; empty if no pairs are compared.
+        parts: the parts of the loss besides the LM loss; empty if no pairs are compared.
         scored: metrics of generated answers.
-        token_means: those of `TOKEN_MEANS` that are computed.
+        token_means: the metrics of `TOKEN_MEANS` that are computed.
     """
     pairs = (*parts, "num_pairs", *MEANS) if parts else ()
     answers = (*scored, "did_not_stop") if scored else ()
@@ -79,48 +80,46 @@ def precise_dtype(device: torch.device) -> torch.dtype:
 
 
 def on_device(number: torch.Tensor | float, device: torch.device) -> torch.Tensor:
-    """A number, or a tensor (), in the most precise dtype of a device: ()."""
+    """A number, or a tensor (), as a tensor () in the most precise dtype of a device."""
     dtype = precise_dtype(device)
     if isinstance(number, torch.Tensor):
         return number.to(device, dtype)
-    # Filling on the device does not wait for it, unlike a copy from the host.
+    # Filling a tensor on the device does not wait for the device, unlike a copy from the host.
     return torch.full((), number, dtype=dtype, device=device)
 
 
-def over_processes(values: Sequence[float] | torch.Tensor, accelerator: Accelerator) -> list[float]:
-    """The sums over all processes of numbers (N,). Every process must call it."""
+def over_processes(values: object, accelerator: Accelerator) -> list[Any]:
+    """The sums of numbers (in a tensor or a nested list) over all processes. Every process must call this function."""
     device = accelerator.device
     totals = torch.as_tensor(values, dtype=precise_dtype(device), device=device)
     return accelerator.reduce(totals, reduction="sum").tolist()
 
 
 def window_counts(
-    objective: Objective, batches: Sequence[Batch], device: torch.device | str
+    objective: Objective, batches: Sequence[Batch], device: torch.device
 ) -> dict[str, torch.Tensor]:
-    """The divisor of each part of the loss, by its name: the labels and pairs of some micro-batches of this process, each ()
-    of `precise_dtype`."""
+    """The divisor of each part of the loss, by its name: the number of labels or pairs in some micro-batches of this
+    process, each () of `precise_dtype`."""
     counts = [{LM: batch.label_ids.numel(), **objective.counts(batch)} for batch in batches]
     names = (LM, *objective.part_names)
-    return {
-        name: on_device(sum(count[name] for count in counts), torch.device(device))
-        for name in names
-    }
+    return {name: on_device(sum(count[name] for count in counts), device) for name in names}
 
 
 def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
     """``sum of weight * part / count``, () float32, with all parts except the LM loss multiplied by lambda.
 
     Args:
-        parts: of one micro-batch.
-        counts: () each, of all micro-batches and processes of the optimizer step, by the names of the parts; zero counts as
+        parts: the parts of the loss of one micro-batch.
+        counts: the divisor of each part, () each, over all micro-batches and processes of the optimizer step; zero counts as
             one.
-        lbd: lambda of this step, see `lbd_at`.
+        lbd: lambda at this step; see `lbd_at`.
     """
     terms = []
     for name, part in parts.items():
-        # Divided by the count of the entire step, not of the micro-batch: how the step is cut does not change its gradient.
+        # Divided by the count of the entire step, not of the micro-batch, so the gradient does not depend on how the step is
+        # divided.
         count = counts[name]
-        # A count of 0 divides by 1. Comparing in Python would wait for the device.
+        # A count of 0 becomes a divisor of 1. A comparison in Python would wait for the device.
         divisor = count + (count == 0)
         scale = part.weight if name == LM else lbd * part.weight
         terms.append(scale * part.sum / divisor)
@@ -128,7 +127,7 @@ def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float)
 
 
 def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
-    """lambda at optimizer step `step` (from 0) of `steps`: warm-up, then the schedule, 0 after `jepa_until`."""
+    """lambda at optimizer step `step` (from 0) of `steps`: a warm-up, then the schedule, and 0 after `jepa_until`."""
     if options.jepa_until < 1 and step >= options.jepa_until * steps:
         return 0.0
     warm = options.lbd_warmup_ratio * steps
@@ -141,8 +140,8 @@ def lbd_at(options: JEPAOptions, step: int, steps: int) -> float:
 
 
 def weights_are_finite(model: torch.nn.Module, accelerator: Accelerator) -> bool:
-    """Whether all trained weights are finite on all processes. Every process must call it."""
-    # A process sees only its own shards.
+    """Whether all trained weights are finite on all processes. Every process must call this function."""
+    # With FSDP, a process sees only its own shards.
     shards = {
         name: local(weight.detach())
         for name, weight in model.named_parameters()
@@ -156,12 +155,12 @@ class LossMeter:
     """Sums over micro-batches, which stay on the device until they are logged.
 
     Attributes:
-        names: of the parts of the loss.
-        sums: (2 * parts + 3,) float64: sum and count of every part, pairs, cosine similarities, tokens; two more for
-            `TOKEN_MEANS` if they are logged.
+        names: the names of the parts of the loss.
+        sums: (2 * parts + 3,) of `precise_dtype`: sum and count of every part, then pairs, cosine similarities and tokens;
+            two more for `TOKEN_MEANS` if they are logged.
         targets: (P, D) target states of some micro-batches.
-        since: start of the time over which the speed is measured.
-        tokens: of all processes; set by `metrics`.
+        since: time from which the speed is measured.
+        tokens: number of tokens of all processes; set by `metrics`.
         weights: constant factors of the parts.
     """
 
@@ -177,7 +176,7 @@ class LossMeter:
         source_PD = output.source_states.detach().float()
         target_PD = output.target_states.detach().float()
         cosine_P = F.cosine_similarity(source_PD, target_PD, dim=-1)
-        # No number is read here: that would make every step wait for the device.
+        # No number is read here, because that would make every step wait for the device.
         numbers: list[Any] = []
         for name in self.names:
             part = output.parts[name]
@@ -195,12 +194,12 @@ class LossMeter:
             self.targets.append(target_PD)
 
     def metrics(self, makes_pairs: bool, accelerator: Accelerator) -> dict[str, float]:
-        """Means over the labels and pairs of all processes, by their names in the log. Every process must call it.
+        """Means over the labels and pairs of all processes, by their names in the log. Every process must call this method.
 
         Args:
             makes_pairs: whether the objective compares pairs.
         """
-        # A process without a micro-batch takes part in the sum, or the others would wait forever.
+        # A process without a micro-batch takes part in the sum too; otherwise the others would wait forever.
         sums = torch.zeros(0) if self.sums is None else self.sums
         missing = 2 * len(self.names) + 5 - len(sums)
         totals = over_processes(F.pad(sums, (0, missing)), accelerator)
@@ -220,7 +219,7 @@ class LossMeter:
         return metrics
 
     def speed(self) -> dict[str, float]:
-        """Tokens per second of all processes since `since`; `metrics` must have been called before."""
+        """Tokens per second of all processes since `since`; call `metrics` first."""
         return {"tokens_per_second": round(self.tokens / (time.perf_counter() - self.since), 1)}
 
 
@@ -238,10 +237,10 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
     if pairs < 2:
         return {}
     every_target = torch.cat(targets)
-    # On the CPU, because not every device has float64 and singular values.
+    # On the CPU, because not every device supports float64 and singular values.
     kept_targets = every_target[:KEPT_TARGETS].cpu().double()
     states = F.normalize(kept_targets, dim=-1)
-    # The decomposition fails on NaN.
+    # The decomposition raises an error on NaN.
     if not states.isfinite().all():
         return {"target_std": float("nan"), "effective_rank": float("nan")}
     singular_values = torch.linalg.svdvals(states).numpy()
@@ -252,8 +251,8 @@ def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
 
 
 class Predictions:
-    """The most likely and the true ids of labelled tokens in the order of the data set, for ``compute_metrics`` and
-    ``predict`` of the Trainer's interface."""
+    """The most likely and the true ids of labelled tokens in the order of the data set, for the Trainer's
+    ``compute_metrics`` and ``predict``."""
 
     def __init__(self) -> None:
         # (L, 2) of each example.
@@ -262,14 +261,14 @@ class Predictions:
     def add(
         self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Accelerator
     ) -> None:
-        """Add a batch of each process. Every process must call it.
+        """Add a batch of each process. Every process must call this method.
 
         Args:
-            batch: of this process.
+            batch: the batch of this process.
             predicted_N: (N,) int64, the most likely next token at each labelled position.
             size: B, the same on every process.
         """
-        # The example of each label: one per padded row, several in a packed row.
+        # The example of each label: a padded row has one example, a packed row may have several.
         rows = batch.rows
         if rows.example is None:
             example_N = batch.label_positions // rows.input_ids.shape[1]
@@ -284,7 +283,7 @@ class Predictions:
 
     def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Predicted and true ids, (E, L) int64 each, of the first `size` examples, padded with `NOT_LABELLED`."""
-        # Rows after `size` are those that fill up the last batch.
+        # Rows after the first `size` are fillers of the last batch.
         ids_EL2 = pad_sequence(
             self._rows[:size], batch_first=True, padding_value=NOT_LABELLED
         ).numpy()
@@ -297,7 +296,7 @@ class Predictions:
 
 
 def log_line(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
-    """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` are scores of answers."""
+    """A log entry in one line: ``lm 2.4312  jepa 0.0687  cos 0.931  tok/s 3112``; `metrics` names the scores of answers."""
     shown = [*_SHOWN, *((f"eval_{name}", name, ".3f") for name in metrics)]
     numbers = [
         f"{name} {logs[key]:{form}}"
@@ -308,11 +307,11 @@ def log_line(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
 
 
 class RunDisplay(ProgressCallback):
-    """One plain line per log entry, and on a terminal the Trainer's progress bars. With `published` the line of a training
-    step is ``LM loss: 2.3451, JEPA loss: 0.1234, Total: 2.3574``.
+    """Prints one plain line per log entry, and on a terminal the Trainer's progress bars. With `published`, the line of a
+    training step is ``LM loss: 2.3451, JEPA loss: 0.1234, Total: 2.3574``.
 
     Args:
-        disable_tqdm: only lines, even on a terminal.
+        disable_tqdm: print only lines, even on a terminal.
         metrics: names of the scores of answers.
     """
 

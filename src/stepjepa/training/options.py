@@ -1,7 +1,8 @@
-"""The options of the method and of a run, without `TrainingArguments`, so that ``--help`` loads no torch.
+"""The options of the method and of a run, separate from `TrainingArguments`, so that ``--help`` does not load torch.
 
 Options of objectives are in `stepjepa.objectives`, options of data in `stepjepa.data.options`, options of the model in
-`stepjepa.modeling.options`. The class of an objective defines which options it reads; everything else is in the field.
+`stepjepa.modeling.options`. The class of an objective defines which options it reads; everything else about an option is in
+its field.
 """
 
 from __future__ import annotations
@@ -66,15 +67,15 @@ COMMON = "common options of transformers.TrainingArguments"
 
 @dataclass
 class MethodOptions(Topic):
-    """Which objective, computed how."""
+    """Which objective to train, and how to compute it."""
 
     objective: str | Objective = option(
         LLMJEPA.name,
         "Which pairs are made: none (regular), user message -> answer (llm_jepa), step -> later step (step_jepa), first "
         "part of the tokens -> the rest (split), displacements of the chat's own states (semantic_tube), state and token -> "
         "next state (next_latent), state -> tokens further ahead (multi_token) or their bag (future_summary), "
-        "state before the answer without the steps -> with them (steps_to_answer); or a class of your own, as file.py:Class "
-        "or package.module:Class, whose code is run.",
+        "state before the answer without the steps -> with them (steps_to_answer); or your own class, as file.py:Class or "
+        "package.module:Class, whose code is run.",
         METHOD,
         choices=OBJECTIVES,
         own=True,
@@ -82,7 +83,7 @@ class MethodOptions(Topic):
     )
     objective_options: dict[str, Any] | None = option(
         None,
-        "Options of your own objective; each is also a flag and a key.",
+        "Options of your own objective, by name. Each can also be given as a flag or as a YAML key.",
         METHOD,
     )
     forward: Literal["auto", "packed", "two_pass", "inline"] = option(
@@ -98,7 +99,7 @@ class OutputOptions(Topic):
     """Metrics to compute, and files to write."""
 
     track_flop: bool = option(
-        False, "Count the floating point operations of every step.", OUTPUT, resume=True
+        False, "Count the floating-point operations of every step.", OUTPUT, resume=True
     )
     token_metrics: bool = option(
         False,
@@ -152,11 +153,11 @@ class ExampleOptions(
     PairOptions,
     MethodOptions,
 ):
-    """All options that decide how rows become examples, and how a model sees them."""
+    """All options that determine how rows become examples, and how a model sees them."""
 
     max_row_length: int | None = option(
         None,
-        "Longest packed row in tokens. Default: chosen for every batch.",
+        "Longest packed row in tokens. Default: chosen for each batch.",
         DATA,
         resume=True,
         at_least=1,
@@ -167,7 +168,7 @@ class ExampleOptions(
 class JEPAOptions(
     OutputOptions, ReadingOptions, LossOptions, EMAOptions, ReplayOptions, ExampleOptions
 ):
-    """All options of the method. Checked when a `JEPAConfig` is made."""
+    """All options of the method, checked when a `JEPAConfig` is created."""
 
     gamma: float = option(1.0, "Weight of the LM loss.", LOSS, at_least=0)
 
@@ -175,25 +176,25 @@ class JEPAOptions(
         """Check the values and fill in defaults that depend on others.
 
         Raises:
-            ConfigError: a value that cannot be used; the message names the option.
+            ConfigError: a value cannot be used; the message names the option.
         """
         self._replace_objects()
         # The published scripts write -1 for "off".
         if -1 <= self.jepa_ratio < 0:
             self.jepa_ratio = 1.0
         # First the defaults that depend on other options, then those of the objective, then the bounds of single options,
-        # then what options must be together.
+        # then the rules that combine options.
         topics: list[Any] = [
             topic
             for topic in JEPAOptions.__mro__[1:]
             if issubclass(topic, Topic) and topic is not Topic
         ]
         chosen = find_objective(self.objective)
-        # `vars`, so that a method that a topic inherits from another one does not run twice.
+        # `vars` has only a topic's own methods, so a method that several topics inherit does not run twice.
         for topic in topics:
             if "fill_in" in vars(topic):
                 topic.fill_in(self)
-        # Before the objective's defaults: a target encoder takes no gradient whatever the objective prefers.
+        # Before the objective's defaults: a separate target encoder receives no gradient, whatever the objective prefers.
         if self.target_encoder != SELF and self.target_grad is None:
             self.target_grad = False
         for name, value in vars(chosen.defaults).items():
@@ -207,30 +208,30 @@ class JEPAOptions(
                 topic.check(self)
         if self.target_encoder != SELF and self.target_grad:
             raise ConfigError(
-                f"{_NAME.target_encoder}={self.target_encoder} takes no gradient; leave {_NAME.target_grad} out or set it "
-                "to false"
+                f"{_NAME.target_encoder}={self.target_encoder} receives no gradient; leave out {_NAME.target_grad}, or set "
+                "it to false"
             )
         if self.streaming and self.same_flop:
             raise ConfigError(
-                f"{_NAME.same_flop} looks at batches before training, and streaming reads none; leave one of them out"
+                f"{_NAME.same_flop} needs batches before training, and streaming reads none by then; leave one out"
             )
         if self.streaming and self.replay_ratio:
             raise ConfigError(
-                f"{_NAME.replay_ratio} reads rows of earlier steps again, and streaming keeps none; leave one of them out"
+                f"{_NAME.replay_ratio} needs rows of earlier steps, and streaming keeps none; leave one out"
             )
         if self.objective_options and is_built_in(chosen):
             raise ConfigError(
-                f"{_NAME.objective_options} are for your own objective; {self.objective} has options by name"
+                f"{_NAME.objective_options} is only for your own objective; give the options of {self.objective} by name"
             )
         objective = objective_of(self)
         objective.check()
         if not (self.gamma or (objective.makes_pairs and self.jepa_ratio)):
             raise ConfigError(
-                f"{_NAME.gamma} is 0 and no JEPA loss is left, so nothing would be trained; raise one of them"
+                f"{_NAME.gamma} is 0 and there is no JEPA loss, so nothing would be trained; set the weight of one of them"
             )
 
     def check_horizons(self, objective: Objective) -> None:
-        """Refuse to train one state for several horizons.
+        """Refuse to predict several horizons from one state.
 
         Raises:
             ConfigError: one state would have several targets.
@@ -238,17 +239,17 @@ class JEPAOptions(
         # Not part of `check`, because commands that only lay out examples have no head.
         if len(objective.groups) > 1 and not objective.predictors and self.predictor_head == "none":
             raise ConfigError(
-                f"{_NAME.predictors}=0 reads one state for {len(objective.groups)} horizons; give {_NAME.predictors} or a "
-                f"{_NAME.predictor_head}, of which each horizon has its own"
+                f"{_NAME.predictors}=0 predicts {len(objective.groups)} horizons from one state; set {_NAME.predictors} or "
+                f"{_NAME.predictor_head}, so that each horizon has its own"
             )
 
     def _replace_objects(self) -> None:
-        """Replace an objective or a loss that Python code passed as an object by its name and its options."""
+        """Replace an objective or a loss that was passed as a Python object with its name and its options."""
         objective, distance = self.objective, self.jepa_loss
         if isinstance(objective, Objective):
             built_in = is_built_in(type(objective))
             self.objective = objective.name if built_in else given_name(type(objective))
-            # The options of a built-in objective are fields here; those of a user's are not.
+            # The options of a built-in objective are fields of this class; those of a user's objective are not.
             if objective.own is not None and built_in:
                 for name, value in vars(objective.own).items():
                     setattr(self, name, value)
@@ -292,7 +293,7 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
 
 
 def method_of(options: object) -> JEPAOptions:
-    """The checked options of the method, with the values of a command's options of the same names.
+    """The checked options of the method, with their values taken from a command's options of the same names.
 
     Raises:
         ConfigError: a value cannot be used.
@@ -315,7 +316,7 @@ def summary(method: JEPAOptions) -> str:
     return ", ".join(part for part in parts if part)
 
 
-# What encodes the targets, in the loss line.
+# How the loss line describes the encoder of the targets.
 _ENCODED = {
     SELF: "no gradient into the target",
     EMA: "EMA target",
@@ -362,7 +363,7 @@ class SourceOptions:
 
     train_file: list[str] | None = option(
         None,
-        "JSONL files (or Parquet, CSV, Hub data sets) to train on; several are trained on together.",
+        "Data to train on: JSONL, Parquet or CSV files, or Hub data sets; several are combined.",
         RUN,
         resume=True,  # the data itself is compared
     )
@@ -385,7 +386,7 @@ class SourceOptions:
     )
     eval_metrics: list[str] | None = option(
         None,
-        "Metrics for answers generated at every evaluation (exact, gsm8k, ...); logged as eval_exact, ..., also for "
+        "Metrics for answers generated at every evaluation (exact, gsm8k, ...); logged as eval_exact, ..., and accepted by "
         "--metric_for_best_model.",
         RUN,
         resume=True,
@@ -407,7 +408,7 @@ class SourceOptions:
     )
     stop_at: float | None = option(
         None,
-        "End training once an evaluation's --metric_for_best_model has reached this value.",
+        "End training once --metric_for_best_model reaches this value in an evaluation.",
         RUN,
         resume=True,
     )
@@ -419,19 +420,19 @@ class SourceOptions:
         at_least=1,
     )
     ray_workers: int | None = option(
-        None, "Train in this many processes of a Ray cluster; with resume_from_checkpoint true it survives the loss of one.",
+        None, "Train in this many Ray processes; with resume_from_checkpoint true, the run survives the loss of a process.",
         RUN, at_least=1, resume=True, identity=False, dumped=False,
     )  # fmt: skip
     debug_level: int = option(
         0,
-        "Log level: from 1 every step's losses and their total, from 7 also the first row as stepjepa inspect shows it.",
+        "Log level: from 1, every step's losses and their total; from 7, also the first row as stepjepa inspect shows it.",
         RUN,
         resume=True,
         identity=False,
     )
     additive_mask: bool = option(
         False,
-        "A flag of the published script, not needed: the packed forward replaces it.",
+        "A flag of the published script; not needed, because the packed forward replaces it.",
         RUN,
         resume=True,
     )
@@ -452,7 +453,7 @@ class RunOptions(LoRAOptions, ModelOptions, SourceOptions):
         check_fields(self)
         if self.eval_metrics and not self.eval_file:
             raise ConfigError(
-                f"--{_RUN.eval_metrics} answers the questions of a file; give --{_RUN.eval_file}"
+                f"--{_RUN.eval_metrics} needs questions to answer; give --{_RUN.eval_file}"
             )
 
 
@@ -461,14 +462,18 @@ _RUN = Names(RunOptions)
 
 @dataclass
 class TrainerOptions:
-    """The options of `transformers.TrainingArguments` that ``stepjepa train --help`` shows, with the defaults of a run."""
+    """The options of `transformers.TrainingArguments` that ``stepjepa train --help`` shows, with this library's defaults."""
 
     output_dir: str | None = option(
         None, "Folder for the model, its records and checkpoints.", COMMON, resume=True
     )
-    num_train_epochs: float = option(3.0, "Epochs.", COMMON, resume=True, at_least=0)
+    num_train_epochs: float = option(3.0, "Number of epochs.", COMMON, resume=True, at_least=0)
     max_steps: int = option(
-        -1, "Optimizer steps instead of epochs, if above 0.", COMMON, resume=True, at_least=-1
+        -1,
+        "Number of optimizer steps; above 0, it replaces num_train_epochs.",
+        COMMON,
+        resume=True,
+        at_least=-1,
     )
     learning_rate: float | None = option(
         None,
@@ -476,7 +481,7 @@ class TrainerOptions:
         COMMON,
         at_least=0,
     )
-    # The last batch of an epoch is filled up to its size, so an absurd one would take hours.
+    # The last batch of an epoch is filled up to its size, so an absurd size would take hours.
     per_device_train_batch_size: int = option(
         8,
         "Examples per micro-batch on each device.",
@@ -492,9 +497,11 @@ class TrainerOptions:
         "linear", "Learning-rate schedule (linear, cosine, constant, ...).", COMMON
     )
     warmup_steps: float = option(
-        0, "Steps (or, below 1, the share of them) of learning-rate warm-up.", COMMON, at_least=0
+        0, "Steps of learning-rate warm-up; below 1, their share of all steps.", COMMON, at_least=0
     )
-    max_grad_norm: float = option(1.0, "Gradient clipping.", COMMON, at_least=0)
+    max_grad_norm: float = option(
+        1.0, "Gradient norm above which gradients are clipped.", COMMON, at_least=0
+    )
     weight_decay: float = option(0.0, "Weight decay of AdamW.", COMMON, at_least=0)
     seed: int = option(42, "Seed for initialisation, order and dropout.", COMMON, at_least=0)
     bf16: bool = option(False, "Autocast to bfloat16; weights and losses stay float32.", COMMON)
@@ -511,14 +518,20 @@ class TrainerOptions:
         500, "Steps between checkpoints.", COMMON, resume=True, identity=False, at_least=0
     )
     save_total_limit: int | None = option(
-        None, "Checkpoints to keep. Default: all.", COMMON, resume=True, identity=False, at_least=0
+        None,
+        "Number of checkpoints to keep. Default: all.",
+        COMMON,
+        resume=True,
+        identity=False,
+        at_least=0,
     )
     eval_strategy: Literal["no", "steps", "epoch"] = option(
         "no", "When to evaluate on eval_file.", COMMON, resume=True
     )
     resume_from_checkpoint: str | None = option(
         None,
-        "true, or the flag alone, resumes from the newest complete checkpoint in output_dir; or a checkpoint's folder.",
+        "true, or the flag without a value: resume from the newest complete checkpoint in output_dir; or the folder of a "
+        "checkpoint.",
         COMMON,
         resume=True,
         dumped=False,
@@ -526,7 +539,7 @@ class TrainerOptions:
     )
     dataloader_num_workers: int = option(
         0,
-        "Worker processes that lay out the batches.",
+        "Number of worker processes that prepare the batches.",
         COMMON,
         resume=True,
         identity=False,
@@ -534,7 +547,7 @@ class TrainerOptions:
     )
     report_to: None | str | list[str] = option(
         "none",
-        "Where else to send logs: none, tensorboard, wandb, trackio.",
+        "Where else to send the logs: none, tensorboard, wandb, trackio.",
         COMMON,
         resume=True,
         identity=False,
@@ -587,7 +600,7 @@ class LoopOptions(JEPAOptions, TrainerOptions):
 
 def inherited_names() -> set[str]:
     """The names of the fields of `transformers.TrainingArguments`."""
-    # Parsed from its source, because importing it takes seconds.
+    # Parsed from the source, because importing the class takes seconds.
     spec = find_spec("transformers")
     if spec is None or spec.origin is None:
         return set()

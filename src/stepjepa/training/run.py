@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from stepjepa.config.option import Names, unread_options
-from stepjepa.config.yaml_file import dump_yaml
+from stepjepa.config.yaml_file import dump_yaml, representable
 from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.steps import names_steps
 from stepjepa.errors import ConfigError, StepJepaError, writing
@@ -41,26 +41,26 @@ from stepjepa.utils.terminal import is_main_process, say
 from stepjepa.utils.text import clock, counted
 
 _NAME = Names(RunOptions, JEPAConfig)
-# Rows of each file that are read to see whether the answers have steps.
+# Number of rows per file that are checked for answers with steps.
 _ROWS = 20
-# A learning rate is unusual if it differs from the default by more than this factor.
+# A learning rate that differs from the default by more than this factor is reported as unusual.
 _FAR = 5
-# Columns of the labels in front of the lines.
+# Width of the column of labels, in characters.
 _LABELS = 7
 
-# What to do after something could not be written.
+# Advice after a failed write.
 AGAIN = f"start the same command again with --{_NAME.resume_from_checkpoint} true"
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A run that has ended. ``stepjepa train`` prints its text at the end.
+    """A finished run. ``stepjepa train`` prints its text at the end.
 
     Attributes:
         output_dir: folder of the model and its records.
         metrics: the final metrics, as in ``metrics.json``.
-        text: the result in lines.
-        trainer: with the trained model; None if the run was complete before.
+        text: a summary of the result, in lines.
+        trainer: the trainer with the trained model; None if the run was already complete.
     """
 
     output_dir: Path
@@ -78,19 +78,20 @@ def run_training(
     score_answers: ScoreAnswers | None = None,
     command: str | None = None,
 ) -> TrainResult:
-    """Train by the options, and write the model and its records to `config.output_dir`.
+    """Train as the options say, and write the model and its records to `config.output_dir`.
 
-    A run that resumes from a checkpoint at its last step only writes the model. A complete run changes nothing.
+    A run that resumes from a checkpoint at its last step only writes the model. A run that is already complete changes
+    nothing.
 
     Args:
         run: what to read and which model to train.
-        config: the training configuration. It is not changed; the trainer's `args` are a copy with all values resolved.
+        config: the training configuration, which is not changed; the trainer's `args` are a copy with all values resolved.
         score_answers: see `JEPATrainer`.
         command: the command line of this run, for its record.
 
     Raises:
         ConfigError, DataError: before anything is written.
-        RunError: the run broke: something is not finite, or could not be written.
+        RunError: the run failed: a number is not finite, or a file could not be written.
     """
     if not run.train_file:
         raise ConfigError(
@@ -99,7 +100,7 @@ def run_training(
     _check_quantized(run, config)
     folder = RunFolder(config.output_dir or "")
     with folder.running():
-        # A copy, because options are resolved in it.
+        # A copy, because `_run` resolves options in it.
         return _run(run, copy.copy(config), folder, score_answers, command)
 
 
@@ -112,29 +113,29 @@ def _run(
 ) -> TrainResult:
     begin = time.perf_counter()
     output, overwrite = folder.path, config.overwrite_output_dir
-    # Checks that need no model: where the run resumes, whether it may write, and options that need each other.
+    # Checks that need no model: where the run resumes, whether it may write, and which options require each other.
     resume_from = str(config.resume_from_checkpoint or "")
     resuming, checkpoint = resume_from.lower() not in ("", "false", "none"), None
     if resuming:
         checkpoint, unusable = folder.chosen(True if resume_from.lower() == "true" else resume_from)
         for line in unusable:
-            say(f"{line}; passed over")
+            say(f"{line}; skipped")
     if is_main_process():
         folder.check_free(overwrite, resuming, checkpoint)
         if overwrite:
             _check_not_inside(output, run)
     if config.eval_strategy != "no" and not run.eval_file:
-        strategy = getattr(config.eval_strategy, "value", config.eval_strategy)
+        strategy = representable(config.eval_strategy)
         raise ConfigError(f"--{_NAME.eval_strategy} {strategy} needs --{_NAME.eval_file}")
     rules = [name for name, value in run.stop_rules.items() if value is not None]
     if rules and (config.eval_strategy == "no" or not config.metric_for_best_model):
         raise ConfigError(
             f"--{rules[0]} needs --{_NAME.eval_strategy} and --{_NAME.metric_for_best_model}"
         )
-    # Whether the run may resume is known once its data and model are read; until then nothing is written.
+    # Only the data and the model show whether the run may resume, so nothing is written before they are loaded.
     trainer = make_trainer(run, config, checkpoint, score_answers)
     finished = on_main(lambda: folder.finished_steps) if resuming else None
-    # The record of a complete run is compared too: with other settings it is another run, not a complete one.
+    # The record of a complete run is compared too: with other settings, this would be a different run.
     if checkpoint is not None:
         trainer.check_resumable(checkpoint)
     elif finished is not None:
@@ -144,8 +145,8 @@ def _run(
             return _complete(trainer, folder, finished)
         if checkpoint is None:
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint}: the run in {output} ended after {finished} steps and no checkpoint of "
-                f"it is left; give another --{_NAME.output_dir}, or start over with --{_NAME.overwrite_output_dir}"
+                f"--{_NAME.resume_from_checkpoint}: the run in {output} ended after {finished} steps and has no checkpoint "
+                f"left; give another --{_NAME.output_dir}, or start over with --{_NAME.overwrite_output_dir}"
             )
     if resuming and checkpoint is None:
         say(f"{output}: no checkpoint to resume from; starting at step 0")
@@ -156,15 +157,15 @@ def _run(
         if overwrite and checkpoint is None:
             folder.clear()
         with writing(output, AGAIN):
-            # The first file, which marks the folder as this run's own.
+            # The first file; it marks the folder as this run's own.
             write_json(output / RECORD, record)
             dump_yaml((run, trainer.args), output / "resolved.yaml")
             _write_report(trainer, output)
-    # Train, evaluate, export; `metrics.json` comes last, and with it the run is complete.
+    # Train, evaluate and export. `metrics.json` is written last and marks the run as complete.
     result = trainer.train_from(checkpoint)
     metrics = {**trainer.recent_losses(), **result.metrics}
     if run.eval_file:
-        # The last evaluation of the training, if it was of the weights that are saved.
+        # The last evaluation during training counts only if it used the weights that are saved.
         evaluation = {} if trainer.args.load_best_model_at_end else last_evaluation(trainer.state)
         metrics |= evaluation or trainer.evaluate()
     trainer.save_model()
@@ -172,7 +173,7 @@ def _run(
     stopped = trainer.stop_reason(state) if state.global_step < record["steps"] else ""
     if trainer.args.should_save:
         with writing(output, AGAIN):
-            # Again, because the report of a stream counts what was read.
+            # Written again, because the report of a stream counts the rows read during training.
             _write_report(trainer, output)
             total = round(time.perf_counter() - begin, 1)
             if stopped:
@@ -194,32 +195,34 @@ def _run(
 
 
 def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
-    """Refuse what a base model in 4 or 8 bits cannot do, before anything is loaded."""
+    """Refuse options that a base model in 4 or 8 bits does not support, before anything is loaded."""
     flags = [f"--{name}" for name in (_NAME.load_in_4bit, _NAME.load_in_8bit) if getattr(run, name)]
     reason = ""
     if len(flags) > 1:
-        reason = "the base is held in one of the two; leave out the other"
+        reason = "the base can be quantised to only one of the two; leave out the other"
     elif not run.lora:
         reason = (
             f"quantised weights cannot be trained; train an adapter on them with --{_NAME.lora}"
         )
     elif run.pretrain or is_preset(run.model_name):
-        reason = f"{run.model_name} starts from random weights here, which are to be trained; leave it out"
+        reason = f"{run.model_name} starts from random weights, and quantised weights cannot be trained; load it unquantised"
     elif config.merge_lora:
-        reason = f"an adapter is not merged into quantised weights; leave out --{_NAME.merge_lora}"
+        reason = (
+            f"an adapter cannot be merged into quantised weights; leave out --{_NAME.merge_lora}"
+        )
     elif config.track_flop or config.same_flop:
-        reason = f"the work of quantised layers is not counted; leave out --{_NAME.track_flop} and --{_NAME.same_flop}"
+        reason = f"FLOPs of quantised layers are not counted; leave out --{_NAME.track_flop} and --{_NAME.same_flop}"
     if flags and reason:
         raise ConfigError(f"{' '.join(flags)}: {reason}")
-    # Called for its error if bitsandbytes is missing.
+    # Called only to raise an error if bitsandbytes is missing.
     quantization(vars(run))
 
 
 def _complete(trainer: JEPATrainer, folder: RunFolder, steps: int) -> TrainResult:
-    """The result for a run that was complete before it started."""
+    """The result of a run that was already complete."""
     text = (
-        f"{folder.path}: complete, {steps} of {steps} steps; nothing is trained and no file is changed. More steps "
-        f"(--{_NAME.max_steps}, --{_NAME.num_train_epochs}) train on; --{_NAME.overwrite_output_dir} starts over"
+        f"{folder.path}: complete, {steps} of {steps} steps; nothing is trained and no file is changed. To train further, "
+        f"raise --{_NAME.max_steps} or --{_NAME.num_train_epochs}; to start over, give --{_NAME.overwrite_output_dir}"
     )
     if trainer.args.push_to_hub:
         text += f"\nnote   --push_to_hub: nothing is uploaded; {trainer.upload_command}"
@@ -234,7 +237,8 @@ def _check_not_inside(output: Path, run: RunOptions) -> None:
     for path in (run.model_name, run.eval_file, *(run.train_file or ())):
         if path and Path(path).exists() and Path(path).resolve().is_relative_to(folder):
             raise ConfigError(
-                f"--{_NAME.overwrite_output_dir}: {path} is in {output}, which would be cleared; write elsewhere"
+                f"--{_NAME.overwrite_output_dir}: the run reads {path}, which is inside the folder to overwrite; give "
+                f"another --{_NAME.output_dir}"
             )
 
 
@@ -245,11 +249,9 @@ def make_trainer(
     score_answers: ScoreAnswers | None = None,
 ) -> JEPATrainer:
     """The trainer of a run, with its data, tokenizer and model."""
-    # A preset trains its tokenizer on the texts of the data; a resumed run takes that of its checkpoint.
+    # A preset's tokenizer is trained on the texts of the data; a resumed run loads it from the checkpoint.
     preset = is_preset(run.model_name)
-    sources = [
-        RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()
-    ]
+    sources = _training_sources(run, config)
     texts = texts_of(sources, config.columns)
     tokenizer = load_tokenizer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
@@ -257,7 +259,7 @@ def make_trainer(
     config.learning_rate = config.settled_learning_rate(preset or run.pretrain, run.lora)
     if objective_of(config).makes_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
         say(
-            f"note   {Path(run.model_name) / PREDICTORS_FILE} is not read: predictor rows and head start again"
+            f"note   {Path(run.model_name) / PREDICTORS_FILE} is not loaded: predictor rows and head are initialised anew"
         )
     model = load_model(
         run.model_name,
@@ -289,9 +291,13 @@ def make_trainer(
     )
     trainer.run_options = run
     trainer.view.published = run.debug_level >= 1
-    if run.stop_at is not None or run.early_stopping_patience is not None:
-        trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
+    trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
     return trainer
+
+
+def _training_sources(run: RunOptions, options: JEPAOptions) -> list[RowSource]:
+    files = run.train_file or ()
+    return [RowSource(name, run.dataset_split, options.streaming) for name in files]
 
 
 def _write_report(trainer: JEPATrainer, output: Path) -> None:
@@ -300,12 +306,12 @@ def _write_report(trainer: JEPATrainer, output: Path) -> None:
 
 
 def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
-    """When, where and with which command a run was started; without names of hosts or users.
+    """When, where and with which command a run was started, without the names of hosts and users.
 
-    The variable ``STEPJEPA_COMMIT`` gives the commit if the code is a copy without its repository.
+    The environment variable ``STEPJEPA_COMMIT`` names the commit of code that was copied without its repository.
     """
     processor, commit = platform.processor(), os.environ.get("STEPJEPA_COMMIT", "")
-    # On Linux, Python knows the architecture only.
+    # On Linux, Python reports only the architecture.
     with suppress(OSError):
         match = re.search(
             r"model name\s*: (.*)",
@@ -341,7 +347,7 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
     lines = objective.notes(given)
     if run.additive_mask:
         lines.append(
-            f"--{_NAME.additive_mask}: not needed; the packed forward computes the same numbers in one row"
+            f"--{_NAME.additive_mask} is not needed: the packed forward computes the same numbers in one row"
         )
     if (
         find_objective(options.objective).makes_pairs
@@ -349,7 +355,7 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
         and _NAME.lbd in given
     ):
         lines.append(
-            f"--{_NAME.lbd} 0: no pair is made, and the run trains exactly like objective {objective.name}"
+            f"--{_NAME.lbd} 0: no pairs are made, so the run trains exactly like objective {objective.name}"
         )
     if objective.makes_pairs and not options.jepa_ratio:
         lines.append(
@@ -358,25 +364,22 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
     lines += map(str, without_effect(options, given))
     if _NAME.objective not in given and has_steps(run, options):
         lines.append(
-            f"the data has steps and no objective is given: this trains {options.objective} with K = "
+            f"the data has steps, but no objective is given: this trains {options.objective} with K = "
             f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
         )
     return [*lines, *map(str, unread_options(run, given))]
 
 
 def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
-    """Whether the first rows of the training data name the steps of their answers."""
+    """Whether the first rows of the training data mark the steps of their answers."""
     try:
-        sources = [
-            RowSource(name, run.dataset_split, options.streaming) for name in run.train_file or ()
-        ]
         return any(
             names_steps(row, options.steps_column)
-            for rows in sources
+            for rows in _training_sources(run, options)
             for _, row in islice(rows, _ROWS)
         )
     except StepJepaError:
-        # The run reports the error, a note need not.
+        # The run itself reports this error, so the note need not.
         return False
 
 
@@ -397,20 +400,20 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
             lines += report.steps.lines()
         parts.append((name, lines))
     # The model and its loss.
-    model: Any = trainer.model
+    model = trainer.model
     trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
     kind = ", LoRA" if run.lora else ""
     size = f"{run.model_name}: {total:,} parameters, {trained:,} trained ({100 * trained / total:.3g} %{kind})"
-    objective, loss = trainer.setup.objective, "LM loss alone"
+    objective, loss = trainer.setup.objective, "LM loss only"
     if objective.makes_pairs:
         loss = loss_line(args)
     elif find_objective(args.objective).makes_pairs:
-        loss += f" (lbd is 0: trains exactly like {objective.name})"
+        loss += f" (lbd is 0, so it trains exactly like {objective.name})"
     parts += [("model", [size]), ("loss", [f"{args.objective}: {loss}"])]
     # The length of the run, and the output folder.
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
-        count = f"{trainer.requested_steps} steps for {regular} regular ones"
+        count = f"{trainer.requested_steps} steps instead of {regular}"
         parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {count}"]))
     resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
     steps = f"{steps_line(trainer)}; forward {trainer.setup.forward}; {rate_line(args, run)}"
@@ -421,18 +424,18 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
 def conclusion(
     trainer: JEPATrainer, run: RunOptions, metrics: dict[str, float], stopped: str = ""
 ) -> str:
-    """The result of a run, and where its files are.
+    """The summary at the end of a run: its result, and where its files are.
 
     Args:
-        trainer: after training.
-        run: options of the run.
+        trainer: the trainer, after training.
+        run: the options of the run.
         metrics: the final metrics, as in ``metrics.json``.
         stopped: why an evaluation ended the run before its last step; empty if none did.
     """
     output = str(trainer.args.output_dir)
     parts: list[tuple[str, Sequence[str]]] = []
     for name, report in trainer.data_reports.items():
-        # The rows of a stream were counted while it trained.
+        # The rows of a stream were counted during training.
         if trainer.args.streaming and name.startswith("train"):
             parts.append((name, report.lines()))
     steps = counted(trainer.state.global_step, "step")
@@ -446,23 +449,18 @@ def conclusion(
         done[0] += f", {median(speeds):,.0f} tokens/s (median of the log)"
     if stopped:
         done.append(stopped)
-    parts.append(("done", done))
-
-    parts.append(("final", [log_line(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]))
-    parts.append(
-        (
-            "output",
-            [
-                f"{output}: model and records (metrics.json, run.json, data_report.json, resolved.yaml)"
-            ],
-        )
-    )
-    parts.append(("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]))
+    records = "metrics.json, run.json, data_report.json, resolved.yaml"
+    parts += [
+        ("done", done),
+        ("final", [log_line(metrics, [*(run.eval_metrics or ()), "did_not_stop"])]),
+        ("output", [f"{output}: model and records ({records})"]),
+        ("load", [f"AutoModelForCausalLM.from_pretrained({output!r})"]),
+    ]
     return "\n".join(["", *labelled(parts)])
 
 
 def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -> list[str]:
-    """Lines with their labels in a column before them."""
+    """Lines with a column of labels before them."""
     texts = []
     for label, lines in parts:
         for number, line in enumerate(lines):
@@ -471,21 +469,21 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
 
 
 def rate_line(args: JEPAConfig, run: RunOptions) -> str:
-    """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``; in parentheses only if it is far from the default."""
+    """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``; the part in parentheses appears only far from the
+    default."""
     scratch = is_preset(run.model_name) or run.pretrain
     usual = usual_learning_rate(scratch, run.lora)
     rate = args.settled_learning_rate(scratch, run.lora)
     line = f"learning rate {rate:g}"
-    # Other optimizers need rates of another scale.
-    optimizer = str(getattr(args.optim, "value", args.optim))
-    if "adam" not in optimizer:
+    # The defaults are for Adam; other optimizers need other rates.
+    if "adam" not in str(representable(args.optim)):
         return line
     if usual / _FAR <= rate <= usual * _FAR:
         return line
     kind = "low" if rate < usual else "high"
     mode = "all weights of a pretrained model"
     if scratch:
-        mode = "a model from random weights"
+        mode = "a model that starts from random weights"
     elif run.lora:
         mode = "LoRA"
     return f"{line} ({kind} for {mode}: the default is {usual:g})"
@@ -499,19 +497,18 @@ def steps_line(trainer: JEPATrainer) -> str:
         size += f" ({cut})"
     if args.streaming:
         return f"{args.max_steps:,} of {size}"
-    dataset: Any = trainer.train_dataset
     steps = trainer.requested_steps
-    epochs = f"{steps * cut.batch / len(dataset):.3g}"
+    epochs = f"{steps * cut.batch / len(trainer.train_dataset):.3g}"
     return f"{steps:,} of {size}, {epochs} {'epoch' if epochs == '1' else 'epochs'}"
 
 
 def leave_process_group() -> None:
-    """Close the process group of a distributed run, when nothing uses it any more.
+    """Close the process group of a distributed run once nothing uses it any more.
 
-    If its threads outlive the interpreter, the process aborts. If DDP's reducer is its last owner, the process hangs: the
-    reducer waits for a thread that waits for the interpreter's lock.
+    If the group's threads outlive the interpreter, the process aborts. If DDP's reducer is the last owner of the group, the
+    process hangs: the reducer waits for a thread that waits for the interpreter's lock.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        # Trainers and models refer to each other, so only a collection frees the reducer.
+        # Trainers and models refer to each other, so only a garbage collection frees the reducer.
         gc.collect()
         torch.distributed.destroy_process_group()

@@ -1,6 +1,6 @@
 """The folder of a training run: the state of the run, the checkpoint to resume from, and who may write to the folder.
 
-Only `RunFolder` decides whether a run is complete, interrupted or running. Importing this module does not load torch.
+Only `RunFolder` decides whether a run is complete, interrupted or in progress. Importing this module does not load torch.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ from stepjepa.utils.files import (
 _NAME = Names(TrainerOptions, JEPAOptions)
 # The first and the last file that a run writes.
 RECORD, METRICS = "run.json", "metrics.json"
-# Written by a run that stopped because something was not finite, with the step and the reason.
+# Written by a run that stopped because a number was not finite; has the step and the reason.
 BROKEN = "broken.json"
-# In every checkpoint: what a resumed run must share with it.
+# File in every checkpoint that records what a resumed run must share with it.
 RESUME_RECORD = "resume_record.json"
 # Files of the Trainer in a checkpoint.
 _STATE, _SCHEDULE = "trainer_state.json", "scheduler.pt"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
-# In the order of removal. Those that mark a run as complete go first, so that a kill in between leaves no complete run.
+# In the order of removal. Files that mark a run as complete come first, so that a kill in between cannot leave a run that
+# looks complete.
 _RUN_FILES = [METRICS, MANIFEST, BROKEN]
 _RUN_FILES += (
     "run.json resolved.yaml data_report.json config.json generation_config.json model.safetensors "
@@ -52,8 +53,8 @@ T = TypeVar("T")
 
 
 class Cut(NamedTuple):
-    """How the examples of an optimizer step are divided: examples of a micro-batch, micro-batches of a process, and
-    processes. Its text is ``8 x 2 accumulated x 2 processes``."""
+    """How the examples of an optimizer step are divided: examples per micro-batch, micro-batches per process, and processes.
+    Its text is ``8 x 2 accumulated x 2 processes``."""
 
     size: int = 1
     accumulation: int = 1
@@ -76,10 +77,10 @@ class ResumeRecord:
     """What a resumed run must share with its checkpoint; part of every checkpoint.
 
     Attributes:
-        settings: option -> value in its JSON form, of the options that must not change when a run is resumed; for a PEFT
-            model also those of the adapter.
+        settings: values, in JSON form, of the options that must not change when a run is resumed; for a PEFT model, also
+            those of the adapter.
         data: training data set -> fingerprint.
-        cut: of the run; only its batch must stay the same.
+        cut: the cut of the run, of which only the batch must stay the same.
     """
 
     settings: dict[str, Any]
@@ -97,55 +98,51 @@ class ResumeRecord:
         return cls(dict(record["settings"]), dict(record["data"]), Cut(*record["cut"]))
 
     def check_same(self, before: ResumeRecord, where: Path) -> int:
-        """Refuse to resume the run in `where`, whose record is `before`, with other data, settings or another batch.
+        """Refuse to resume the run in `where`, whose record is `before`, with other data, other settings or another batch.
 
         Returns:
             The number of this run's micro-batches per process that make an optimizer step of that run.
 
         Raises:
-            ConfigError: something differs; the message has both values.
+            ConfigError: the records differ; the message says how.
         """
-        # An option that is missing in the record is newer than the run, and is not compared.
-        differences = []
-        for name, value in self.settings.items():
-            recorded = before.settings.get(name, value)
-            if recorded != value:
-                differences.append(f"{name}={recorded}, not {value}")
-        problem = ""
-        if differences:
-            problem = f"the run in {where} has {differences[0]}; resume with the same settings"
-        elif before.data != self.data:
-            problem = (
-                f"the training data is not that of the run in {where}; resume with the same file"
-            )
-        else:
-            batch_problem = self._batch_mismatch(before.cut)
-            if batch_problem:
-                batch = f"{before.cut.batch} examples per step ({before.cut})"
-                problem = f"the run in {where} takes {batch}, {batch_problem}"
+        problem = self._mismatch(before, f"the run in {where}")
         if problem:
             raise ConfigError(
                 f"--{_NAME.resume_from_checkpoint}: {problem}, or give another --{_NAME.output_dir}"
             )
         return before.cut.batch // (self.cut.size * self.cut.processes)
 
+    def _mismatch(self, before: ResumeRecord, run: str) -> str:
+        """What differs from the record of a run, and how to resume it; empty for nothing."""
+        for name, value in self.settings.items():
+            # An option that the record lacks is newer than the run, and is not compared.
+            recorded = before.settings.get(name, value)
+            if recorded != value:
+                return f"{run} has {name}={recorded}, not {value}; resume with its settings"
+        if before.data != self.data:
+            return f"the training data differs from that of {run}; resume with its data"
+        problem = self._batch_mismatch(before.cut)
+        if not problem:
+            return ""
+        return f"{run} takes {before.cut.batch} examples per step ({before.cut}), {problem}"
+
     def _batch_mismatch(self, old: Cut) -> str:
         """Why this run's micro-batches cannot form the optimizer steps of a run with the cut `old`; empty if they can."""
         size, accumulation, processes = self.cut
         # Each process reads its own share of a stream.
         if self.settings.get(_NAME.streaming) and processes != old.processes:
-            return f"and a stream is resumed on as many processes: start {old.processes}"
+            return f"and a stream must be resumed on as many processes: start {old.processes}"
         if size * processes == old.size * old.processes:
-            return (
-                ""
-                if accumulation == old.accumulation
-                else f"not {self.cut.batch}; resume with as many"
-            )
-        # Here micro-batches differ, and accumulation is to be adapted; two options depend on the micro-batch itself.
+            if accumulation == old.accumulation:
+                return ""
+            return f"not {self.cut.batch}; resume with the same number"
+        # From here on the micro-batches differ, and accumulation must be adapted. Two options depend on the micro-batch
+        # itself.
         if self.settings.get("dataloader_drop_last"):
-            return "and what --dataloader_drop_last drops depends on how; resume with the same"
+            return "and with --dataloader_drop_last, their division into micro-batches must stay the same"
         if self.settings.get(_NAME.loss_scale) == "reference":
-            return f"and --{_NAME.loss_scale} reference makes the size of the gradients depend on how; resume with the same"
+            return f"and with --{_NAME.loss_scale} reference, their division into micro-batches must stay the same"
         if old.batch % (size * processes) == 0:
             return ""
         micro = self.cut._replace(accumulation=1)
@@ -155,8 +152,8 @@ class ResumeRecord:
 class RunFolder:
     """The `output_dir` of a run.
 
-    The run is complete if `finished_steps` is the requested number of steps, running while another process is inside
-    `running`, and otherwise new or interrupted: `newest` says where it resumes.
+    The run is complete if `finished_steps` is the requested number of steps, and in progress while a process is inside
+    `running`. Otherwise it is new or interrupted, and `newest` says where it resumes.
     """
 
     def __init__(self, path: str | os.PathLike[str]):
@@ -166,27 +163,28 @@ class RunFolder:
 
     @property
     def holds_model(self) -> bool:
-        """Whether the folder has the records of a run or a model; no other command may write next to them."""
+        """Whether the folder has the records of a run or a model, next to which no other command may write."""
         names = RECORD, "resolved.yaml", "config.json", "adapter_config.json"
         return any((self.path / name).is_file() for name in names)
 
     @property
     def ended(self) -> bool:
-        """Whether the run that started here last has written its metrics, its last file. No other file is checked."""
+        """Whether the last run that started here has written its metrics, the last of its files. No other file is
+        checked."""
         metrics = self._read(METRICS)
         return bool(metrics) and metrics.get("steps") == self._read(RECORD).get("steps")
 
     @cached_property
     def finished_steps(self) -> int | None:
-        """The steps of the run that ended here. None if no run has ended, if another one was started after it, or if the
-        weights of the exported model have changed."""
-        # The weights alone: users may edit the card or the tokenizer of a model.
+        """The number of steps of the run that ended here. None if no run has ended, if another run was started after it, or
+        if the weights of the exported model have changed."""
+        # Only the weights are compared: users may edit the card or the tokenizer of a model.
         if not self.ended or mismatch(self.path, only_weights=True) is not None:
             return None
         return self._read(METRICS).get("steps")
 
     def stopped_by(self, rules: Mapping[str, float | None]) -> bool:
-        """Whether the run that ended here was stopped before its last step by an evaluation, with these same rules."""
+        """Whether an evaluation stopped the run that ended here before its last step, by the same rules."""
         record = self._read(RECORD)
         return any(record.get(name) is not None for name in rules) and all(
             record.get(name) == value for name, value in rules.items()
@@ -194,17 +192,17 @@ class RunFolder:
 
     @property
     def broken(self) -> dict[str, Any] | None:
-        """``step`` and ``what`` of a run that stopped because something was not finite; None for any other run."""
+        """``step`` and ``what`` of a run that stopped because a number was not finite; None for any other run."""
         return self._read(BROKEN) or None
 
     def _read(self, name: str) -> dict[str, Any]:
         return read_object(self.path / name)
 
     def check_same(self, record: ResumeRecord) -> int:
-        """`ResumeRecord.check_same` of `record`, of a run that is about to start, with the run that ended here.
+        """`ResumeRecord.check_same` of a run that is about to start, whose record is `record`, with the run that ended here.
 
         Raises:
-            ConfigError: they differ in data, settings or batch.
+            ConfigError: the runs differ in data, settings or batch.
         """
         before = self._read(RECORD)
         fingerprints = before.get("data", {})
@@ -218,14 +216,14 @@ class RunFolder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the only run that writes to this folder within this context; the folder is created.
+        """Be the only run that writes to this folder within this context, and create the folder if it does not exist.
 
-        Every process of the run must enter the context; the main one holds the lock.
+        Every process of the run must enter the context; the main process holds the lock.
 
         Raises:
-            ConfigError: another process writes to the folder, or it is not writable.
+            ConfigError: another run is writing to the folder, or the folder is not writable.
         """
-        # The stack closes the lock at the end, in the process that entered it.
+        # The stack releases the lock at the end, in the process that holds it.
         with ExitStack() as stack:
             on_main(lambda: stack.enter_context(self._locked()))
             yield
@@ -239,12 +237,12 @@ class RunFolder:
             with locked(self.path / LOCK) as free:
                 if not free:
                     raise ConfigError(
-                        f"--{_NAME.output_dir} {self.path}: another run is writing to this folder; wait for its end, or "
+                        f"--{_NAME.output_dir} {self.path}: another run is writing to this folder; wait until it ends, or "
                         "give another folder"
                     )
                 yield
         finally:
-            # A run that was refused leaves no empty folders. The first one with a file ends the loop.
+            # A run that was refused leaves no empty folders. The first folder with a file in it ends the loop.
             with suppress(OSError):
                 for folder in created:
                     folder.rmdir()
@@ -252,17 +250,17 @@ class RunFolder:
     def check_free(
         self, overwrite: bool, resuming: bool = False, checkpoint: Path | None = None
     ) -> None:
-        """Refuse to write over anything but files of the same run: its checkpoints, or what a kill before the first
-        checkpoint leaves.
+        """Refuse to write over anything but files of the same run: its checkpoints, or the files left by a kill before the
+        first checkpoint.
 
         Raises:
-            ConfigError: the folder has something else, and `overwrite` is false.
+            ConfigError: the folder has other files, and `overwrite` is false.
         """
         self.check_checkpoints(checkpoint)
         resumes_here = checkpoint is not None and self._holds(checkpoint)
         if overwrite or resumes_here or not self.path.is_dir():
             return
-        # With a checkpoint of another folder, this folder must be empty.
+        # A run that resumes from a checkpoint in another folder needs an empty folder.
         resumes_without_checkpoint = resuming and checkpoint is None
         unfinished = "steps" in self._read(RECORD) and not (self.path / METRICS).exists()
         if resumes_without_checkpoint and (unfinished or self.finished_steps is not None):
@@ -270,40 +268,34 @@ class RunFolder:
         entries = [entry.name for entry in self.path.iterdir() if not entry.name.startswith(".")]
         if entries:
             raise ConfigError(
-                f"--{_NAME.output_dir} {self.path}: the folder is not empty ({entries[0]}); give another one, resume "
+                f"--{_NAME.output_dir} {self.path}: the folder is not empty ({entries[0]}); give another folder, resume "
                 f"with --{_NAME.resume_from_checkpoint} true, or start over with --{_NAME.overwrite_output_dir}"
             )
 
     def check_checkpoints(self, checkpoint: Path | None = None) -> None:
         """Refuse a folder in which something else has the name of a checkpoint: a file, a folder that no run of this library
-        wrote, or a symbolic link. The run neither removes nor overwrites these. Links up to the checkpoint that the run
-        resumes from may stay, because no later checkpoint gets their names.
+        wrote, or a symbolic link. The run neither removes nor overwrites these. Links to no later step than that of the
+        checkpoint to resume from may stay, because no new checkpoint gets their names.
 
         Raises:
             ConfigError: there is such an entry.
         """
-        entries = self.path.glob("checkpoint-*") if self.path.is_dir() else ()
-        last = (
-            _CHECKPOINT.search(checkpoint.name)
-            if checkpoint is not None and self._holds(checkpoint)
-            else None
-        )
-        for entry in sorted(entries):
-            number = _CHECKPOINT.match(entry.name)
-            if number is None or _is_own(entry):
+        last = -1
+        if checkpoint is not None and self._holds(checkpoint):
+            number = _CHECKPOINT.search(checkpoint.name)
+            last = int(number[1]) if number else -1
+        for step, entry in sorted(self._numbered()):
+            is_link = entry.is_symlink()
+            if _is_own(entry) or (is_link and step <= last):
                 continue
-            if entry.is_symlink() and last is not None and int(number[1]) <= int(last[1]):
-                continue
-            what = (
-                "is a symbolic link" if entry.is_symlink() else f"has no {RESUME_RECORD} of a run"
-            )
+            what = "is a symbolic link" if is_link else f"has no {RESUME_RECORD} of a run"
             raise ConfigError(
-                f"--{_NAME.output_dir} {self.path}: {entry.name} {what}, so the run does not remove it or write to it; move "
+                f"--{_NAME.output_dir} {self.path}: {entry.name} {what}, so the run may not remove it or write to it; move "
                 f"it away, or give another --{_NAME.output_dir}"
             )
 
     def clear(self) -> None:
-        """Remove the files of a run (checkpoints, model, records) and nothing else."""
+        """Remove the files of a run (checkpoints, model and records) and nothing else."""
         for name in _RUN_FILES:
             (self.path / name).unlink(missing_ok=True)
         # A README.md may be the user's own.
@@ -325,23 +317,22 @@ class RunFolder:
             ConfigError: the run cannot resume from it.
         """
 
-        def named() -> tuple[Path, list[str]]:
-            folder = Path(str(wanted))
-            problem = _problem(folder)
-            if problem is not None:
-                raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
-            return folder, []
-
-        return on_main(self.newest if wanted is True else named)
+        if wanted is True:
+            return on_main(self.newest)
+        folder = Path(wanted)
+        problem = on_main(lambda: _problem(folder))
+        if problem is not None:
+            raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
+        return folder, []
 
     def newest(self) -> tuple[Path | None, list[str]]:
-        """The newest usable checkpoint, None if there is none; and the problems of newer ones, a line each.
+        """The newest usable checkpoint (None if there is none), and the problems of newer checkpoints, one line each.
 
         Raises:
-            ConfigError: there are checkpoints, none is usable, and not all of them were interrupted by a kill.
+            ConfigError: no checkpoint is usable, and not all of them were cut short by a kill.
         """
         unusable: list[str] = []
-        # A checkpoint that was complete once and is damaged: starting at step 0 would lose its work without a word.
+        # A checkpoint that was complete once and is now damaged: starting at step 0 would silently lose its work.
         damaged = ""
         for _, folder in sorted(self._numbered(), reverse=True):
             problem = _problem(folder)
@@ -352,7 +343,7 @@ class RunFolder:
                 damaged = unusable[-1]
         if damaged:
             raise ConfigError(
-                f"--{_NAME.resume_from_checkpoint}: no checkpoint can be resumed from: {damaged}; start over with "
+                f"--{_NAME.resume_from_checkpoint}: no checkpoint is usable ({damaged}); start over with "
                 f"--{_NAME.overwrite_output_dir}, or give another --{_NAME.output_dir}"
             )
         return None, unusable
@@ -367,8 +358,8 @@ class RunFolder:
     def rotate(self, checkpoint: Path, limit: int | None) -> None:
         """Remove the oldest complete checkpoints beyond `limit` (None or below 1: no limit).
 
-        `checkpoint`, which was just written, and the best one stay, and no link is followed. Checkpoints with a higher
-        number are from an earlier start, and are removed first.
+        `checkpoint`, which was just written, and the best checkpoint stay, and no link is followed. Checkpoints with a
+        higher number are from an earlier start, and are removed first.
         """
         if limit is None or limit < 1:
             return
@@ -381,7 +372,7 @@ class RunFolder:
         best = Path(state.get("best_model_checkpoint") or "")
         others = steps.keys() - {checkpoint.name, best.name}
         newest = steps[checkpoint.name]
-        # False sorts first: those with a higher number, then the oldest.
+        # False sorts first: checkpoints with a higher number, then the oldest.
         by_age = sorted(others, key=lambda name: (steps[name] <= newest, steps[name]))
         surplus = max(len(steps) - limit, 0)
         for name in by_age[:surplus]:
@@ -399,7 +390,7 @@ class RunFolder:
 
 
 def recorded_steps(checkpoint: Path) -> tuple[int, int]:
-    """The step of a checkpoint, and the number of steps that its run was to have."""
+    """The step of a checkpoint, and the planned number of steps of its run."""
     state = read_json(checkpoint / _STATE)
     return index(state["global_step"]), index(state["max_steps"])
 
@@ -408,8 +399,8 @@ def recorded_steps(checkpoint: Path) -> tuple[int, int]:
 def loading(
     checkpoint: Path | None, is_loading: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Within this context, while `is_loading`, turn errors of loading a checkpoint into one line. Its files match the
-    manifest, but their content may still be unusable. None is no checkpoint.
+    """Within this context and while `is_loading`, turn an error of loading `checkpoint` (None for no checkpoint) into one
+    line. Its files match the manifest, but their content may still be unusable.
 
     Raises:
         ConfigError: the content of the checkpoint cannot be used.
@@ -419,24 +410,24 @@ def loading(
     except StepJepaError:
         raise
     except Exception as error:
-        # Errors of json, pickle, safetensors and torch, and of any code that reads unexpected content.
+        # Any error may come up: of json, pickle, safetensors, torch, or of code that reads unexpected content.
         if checkpoint is None or not is_loading() or is_out_of_memory(error):
             raise
         raise ConfigError(
-            f"--{_NAME.resume_from_checkpoint} {checkpoint}: its contents cannot be resumed from "
-            f"({type(error).__name__}: {said(error, lines=1)[:200]}); move it away to resume from an older one"
+            f"--{_NAME.resume_from_checkpoint} {checkpoint}: its contents cannot be loaded "
+            f"({type(error).__name__}: {said(error, lines=1)[:200]}); move it away to resume from an older checkpoint"
         ) from error
 
 
 def on_main(work: Callable[[], T]) -> T:
     """Do `work` in the main process only, and return its result, or raise its error, in all processes."""
-    # Imported here, so that reading records does not load it.
+    # Imported here, so that reading records does not load torch.
     import torch
 
     group = torch.distributed
     if not (group.is_available() and group.is_initialized()):
         return work()
-    # Result and error. The error is sent too, or the other processes would wait for a result forever.
+    # Result and error. Without the error, the other processes would wait for a result forever.
     shared: list[Any] = [None, None]
     if group.get_rank() == 0:
         try:
@@ -450,7 +441,7 @@ def on_main(work: Callable[[], T]) -> T:
 
 
 def _is_old(folder: Path) -> bool:
-    """Whether version 0.1 wrote a checkpoint: it has another record and no manifest."""
+    """Whether an early version wrote a checkpoint: its record has no ``cut``."""
     return (folder / _STATE).exists() and "cut" not in read_object(folder / RESUME_RECORD)
 
 
@@ -460,34 +451,34 @@ def _is_incomplete(folder: Path) -> bool:
 
 
 def _problem(folder: Path) -> str | None:
-    """Why a run cannot resume from a checkpoint; None if it can. Reads all files of the checkpoint."""
+    """Why a run cannot resume from a checkpoint; None if it can. All files of the checkpoint are read."""
     if not folder.is_dir():
         return "there is no such checkpoint"
     if _is_incomplete(folder):
-        return f"it has no {MANIFEST}: cut short by a kill while it was written"
+        return f"it has no {MANIFEST}; either it is no checkpoint, or its run was killed while writing it"
     if not (folder / MANIFEST).exists():
         return f"written by version 0.1, without {MANIFEST}; this version cannot resume from it"
     problem = mismatch(folder)
-    if problem is None and _is_old(folder):
-        return f"written by an earlier version, whose {RESUME_RECORD} is another; this version cannot resume from it"
-    if problem is None and not (folder / _SCHEDULE).exists():
-        return (
-            "written with save_only_model, without the optimizer's state; no run can resume from it"
-        )
-    return problem
+    if problem is not None:
+        return problem
+    if _is_old(folder):
+        return f"written by an earlier version with a different {RESUME_RECORD}; this version cannot resume from it"
+    if not (folder / _SCHEDULE).exists():
+        return "written with save_only_model, so without the optimizer's state; no run can resume from it"
+    return None
 
 
 def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
-    """Create the folder of a checkpoint and write the record, its first file, which marks the folder as a run's own.
+    """Create the folder of a checkpoint and write its first file, the record, which marks the folder as a run's own.
 
     An existing checkpoint of this name (incomplete, damaged, or of an earlier start) is removed.
 
     Raises:
-        RunError: the name is taken by something else.
+        RunError: something else has this name.
     """
     if os.path.lexists(checkpoint) and not _is_own(checkpoint):
         raise RunError(
-            f"{checkpoint}: was not written by this run, and is not removed; move it away, then resume"
+            f"{checkpoint} was not written by this run and is not removed; move it away, then resume"
         )
     remove_checkpoint(checkpoint)
     checkpoint.mkdir(parents=True)
@@ -495,15 +486,15 @@ def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
 
 
 def remove_checkpoint(checkpoint: Path) -> None:
-    """Remove a checkpoint of a run of this library. Anything else, and the target of a link, stays.
+    """Remove a checkpoint that a run of this library wrote. Anything else stays, including the target of a link.
 
-    The manifest is removed first, so that a partly removed checkpoint counts as incomplete, and the record last, so that the
-    rest still counts as a run's own.
+    The manifest is removed first, so that a partly removed checkpoint counts as incomplete. The record is removed last, so
+    that the rest still counts as a run's own.
     """
     if not _is_own(checkpoint):
         return
     entries = sorted(checkpoint.iterdir(), key=lambda entry: (entry.name != MANIFEST, entry.name))
-    # A file that cannot be removed stays, and the record with it: the next start tries again.
+    # A file that cannot be removed stays, together with the record, so the next start tries again.
     with suppress(OSError):
         for entry in entries:
             if entry.name != RESUME_RECORD:
@@ -513,10 +504,10 @@ def remove_checkpoint(checkpoint: Path) -> None:
 
 
 def _is_own(checkpoint: Path) -> bool:
-    """Whether a run of this library created the folder of a checkpoint: it has the record, or was killed before that."""
+    """Whether a run of this library created the folder of a checkpoint: the record is there, or a kill prevented it."""
     if checkpoint.is_symlink() or not checkpoint.is_dir():
         return False
     if (checkpoint / RESUME_RECORD).is_file():
         return True
-    # A kill before the record was in place leaves an empty folder, or the temporary file of the record.
+    # A kill before the record is in place leaves an empty folder, or the temporary file of the record.
     return all(entry.name == f".{RESUME_RECORD}.tmp" for entry in checkpoint.iterdir())

@@ -1,5 +1,4 @@
-"""The setup before training: tokenizer, LoRA, predictor rows and head, the choice of forward, the collator, the number of
-steps."""
+"""The setup before training: tokenizer, LoRA, predictor rows and head, choice of the forward, collator, number of steps."""
 
 from __future__ import annotations
 
@@ -55,7 +54,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAConfig)
 Collator = Callable[[list[Example]], Batch]
-# Attributes on the causal LM: its `ModelSetup`, and its attention before that.
+# Attributes on the causal LM: its `ModelSetup`, and its attention implementation before the setup.
 _SETUP, _ATTENTION = "_stepjepa_setup", "_stepjepa_attention_before"
 
 
@@ -64,11 +63,11 @@ class ModelSetup:
     """How a model was set up.
 
     Attributes:
-        vocabulary: V of the LM softmax, rows of the model's embedding.
-        predictor_ids: V .. V+K-1, ids of <|predictor_1|> .. <|predictor_K|> (only the first if it is repeated), and if views
-            are masked, V+K of the mask token.
+        vocabulary: V, the number of rows of the model's embedding, over which the LM softmax is taken.
+        predictor_ids: V .. V+K-1, the ids of <|predictor_1|> .. <|predictor_K|> (only the first if it is repeated), and V+K,
+            the id of the mask token, if views are masked.
         forward: ``packed``, ``two_pass`` or ``inline``.
-        objective: of the run.
+        objective: the objective of the run.
         frozen: names of the parameters that were frozen because no loss reaches them.
     """
 
@@ -80,7 +79,7 @@ class ModelSetup:
 
 
 def setup_of(model: nn.Module) -> ModelSetup:
-    """The setup by `set_up_model` of a model.
+    """The setup that `set_up_model` gave a model.
 
     Raises:
         ConfigError: the model was not set up.
@@ -88,14 +87,14 @@ def setup_of(model: nn.Module) -> ModelSetup:
     setup = vars(causal_lm(model)).get(_SETUP)
     if setup is None:
         raise ConfigError(
-            "the model takes no batches yet: attach an objective to it with stepjepa.parts.attach"
+            "the model does not take batches yet; attach an objective to it with stepjepa.parts.attach"
         )
     return setup  # type: ignore[no-any-return]
 
 
 def detach_setup(model: nn.Module) -> None:
     """Undo `set_up_model`, except for the trained weights. Forward, attention and the parameters that require gradients are
-    as before; predictor rows, head and target encoder are removed; the configuration is an equal copy."""
+    restored; predictor rows, head and target encoder are removed; the configuration stays an equal copy."""
     inner = causal_lm(model)
     release(inner)
     detach_forest_forward(inner)
@@ -118,24 +117,24 @@ def set_up_model(
 ) -> tuple[Any, ModelSetup]:
     """Add LoRA, predictor rows and head, choose the forward, and let the model take batches.
 
-    The setup of an earlier trainer is removed; its weights stay trained. If the tokenizer already has predictor tokens (a
-    model written with ``--keep_predictors``), the predictor rows start as copies of theirs.
+    The setup of an earlier trainer is removed, but the model's weights stay trained. If the tokenizer already has predictor
+    tokens (as in a model written with ``--keep_predictors``), the predictor rows start as copies of their embeddings.
 
     Returns:
-        The model (with `peft_config` a PEFT model around a copy that shares the weights' memory) and its setup.
+        The model (with `peft_config`, a PEFT model around a copy that shares the memory of the weights) and its setup.
 
     Raises:
         ConfigError: the model cannot compute the requested forward.
     """
     inner: Any = causal_lm(model)
     detach_setup(model)
-    # A model constructed from the configuration of a model in training has this library's attention already.
+    # A model constructed from the configuration of a model in training already has this library's attention.
     if text_config(inner.config)._attn_implementation in OWN:
         use_attention(inner, "sdpa")
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
             raise ConfigError(
-                "the model is already a PEFT model; leave out peft_config, or give the base model"
+                "the model is already a PEFT model; leave out peft_config, or pass the base model"
             )
         model = add_lora(inner, peft_config, seed)
     elif hasattr(model, "get_base_model"):
@@ -148,14 +147,14 @@ def set_up_model(
     # Other models may share these configuration objects, and the setup and the Trainer write to them.
     own_configs(inner)
     vars(inner)[_ATTENTION] = text_config(inner.config)._attn_implementation
-    # Rows, head and modules depend on the seed alone, not on the state of the global generator.
+    # Rows, head and modules depend only on the seed, not on the state of the global generator.
     vocabulary, rows, objective, encoder = vocabulary_size(inner), None, objective_of(options), None
     if objective.learned_tokens:
         names = predictor_names(objective.learned_tokens, objective.groups)
         rows = PredictorRows.drawn(
             inner, len(names), seed, known_predictors(tokenizer, vocabulary, names)
         )
-        # float32 like PEFT's own weights, because a shorter dtype loses small steps.
+        # float32 like PEFT's own weights, because a dtype of lower precision loses small updates.
         if inner is not model:
             rows = rows.float()
     if objective.makes_pairs:
@@ -166,21 +165,21 @@ def set_up_model(
         encoder = separate_encoder(options, inner, tokenizer)
         target_width = width if encoder is None else encoder.get_output_embeddings().weight.shape[1]
         head = options.predictor_head
-        # A distance needs states of the same width.
+        # A distance needs two states of the same width.
         if target_width != width and head == "none":
             head = "linear"
             logger.warning(
-                "states of %s have %d dimensions: a linear head maps to them",
+                "the states of %s have %d dimensions, so a linear head maps to them",
                 options.target_encoder,
                 target_width,
             )
         add_extras(inner, rows, head, seed, modules, objective.groups, target_width)
-        # Called for its error: a layer that one of the models does not have.
+        # Called only to raise an error if one of the models does not have a layer.
         for model_read in (inner, encoder):
             for layer in objective.layers:
                 if layer is not None and model_read is not None:
                     known_layers(model_read, layer)
-    # NEFTune is part of this forward: the Trainer's scales by the length of a packed row, and would change targets.
+    # NEFTune is part of this forward: the Trainer's version scales by the length of a packed row, and would change targets.
     attach_forest_forward(
         model, vocabulary, objective, getattr(options, "neftune_noise_alpha", None)
     )
@@ -190,19 +189,19 @@ def set_up_model(
     requested = (
         "packed" if options.forward == "inline" and not objective.makes_pairs else options.forward
     )
-    # A compiled model keeps its shapes, and so dense rows.
+    # A compiled model needs constant shapes, and thus dense rows.
     compiled = bool(getattr(options, "torch_compile", False))
     forward = choose_forward(model, requested, vocabulary, device, ids, keep=compiled)
     if encoder is not None:
         encoder_forward = "two_pass" if forward == "two_pass" else "packed"
         choose_forward(encoder, encoder_forward, vocabulary_size(encoder), device, keep=compiled)
         OtherEncoder(inner, encoder)
-    # Distributed processes would wait for the gradients of parameters that text cannot reach.
+    # Distributed processes would wait for the gradients of parameters that no text reaches.
     frozen = freeze_unreached(model)
     if frozen:
         parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
         logger.warning(
-            "%d parameters that no loss reaches are frozen, in %s",
+            "%d parameters that no loss reaches are frozen; they are in %s",
             len(frozen),
             ", ".join(parts[:3]),
         )
@@ -214,11 +213,11 @@ def set_up_model(
 def separate_encoder(
     options: JEPAOptions, inner: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> PreTrainedModel | None:
-    """The separate model that encodes the targets, with the dtype and on the device of the trained causal LM; None if the
+    """The separate model that encodes the targets, in the dtype and on the device of the trained causal LM; None if the
     trained model, or a copy of its weights, encodes them.
 
     Raises:
-        ConfigError: it cannot be loaded, or has other token ids or fewer positions.
+        ConfigError: the separate model cannot be loaded, or has other token ids or fewer positions.
     """
     name = options.target_encoder
     if name in TARGET_ENCODERS:
@@ -228,15 +227,16 @@ def separate_encoder(
         encoder = load_model(name, encoder_tokenizer, dtype=str(inner.dtype).removeprefix("torch."))
     except ConfigError as error:
         raise ConfigError(f"{_NAME.target_encoder}: {error}") from error
-    # It gets the token ids of the trained model. It may have more tokens, but none of these may have another id.
+    # The encoder gets the token ids of the trained model. It may have more tokens, but every token of the trained model must
+    # have the same id in both.
     known, used = encoder_tokenizer.get_vocab(), {} if tokenizer is None else tokenizer.get_vocab()
     differing = [token for token, index in used.items() if known.get(token) != index]
     if differing:
         raise ConfigError(
             f"{_NAME.target_encoder} {name}: has another tokenizer ({len(differing)} tokens have other ids, such as "
-            f"{min(differing)!r}); give a model with the tokenizer of the trained one"
+            f"{min(differing)!r}); give a model with the tokenizer of the trained model"
         )
-    # Learned positions of both models; None means rotary ones, without a limit.
+    # Numbers of learned positions of both models; None, as with rotary positions, means no limit.
     positions, limit = max_positions(encoder), max_positions(inner)
     if positions is not None and (limit is None or limit > positions):
         raise ConfigError(
@@ -248,7 +248,7 @@ def separate_encoder(
 
 
 def target_fingerprint(options: JEPAOptions) -> dict[str, str]:
-    """The digest of a target encoder in a folder, by its name in messages; empty without such an encoder."""
+    """The digest of a target encoder in a local folder, under its name in messages; empty without such an encoder."""
     folder = Path(options.target_encoder)
     if options.target_encoder in TARGET_ENCODERS or not folder.is_dir():
         return {}
@@ -259,11 +259,11 @@ def warn_beyond_positions(
     model: PreTrainedModel, reports: Mapping[str, DataReport], options: JEPAOptions
 ) -> None:
     """Warn of rows with more tokens than a rotary model was trained for."""
-    # Rows for learned positions were cut when they were encoded.
+    # For learned positions, rows were already truncated when they were encoded.
     config: Any = text_config(model.config)
     rope = getattr(config, "rope_parameters", None) or {}
     made_for = getattr(config, "max_position_embeddings", None) or 0
-    # Some configurations give the extended length only as a factor on the original one.
+    # Some configurations give the extended length only as a factor of the original length.
     made_for = max(
         made_for, rope.get("factor", 1) * rope.get("original_max_position_embeddings", 0)
     )
@@ -271,8 +271,8 @@ def warn_beyond_positions(
         longest = options.max_length if options.streaming else report.token_length.get("max", 0)
         if made_for and longest > made_for:
             logger.warning(
-                "%s: rows have up to %d tokens, and the model was made for %d positions (max_position_embeddings), so it "
-                "handles later tokens badly; give --%s %d, or a model with more",
+                "%s: rows have up to %d tokens, but the model was trained for %d positions (max_position_embeddings), so it "
+                "handles later tokens badly; give --%s %d, or a model with more positions",
                 *(report.source, longest, made_for, _NAME.max_length, made_for),
             )
 
@@ -298,10 +298,10 @@ def make_collator(
 def tokenizer_for(
     name: str, train_dataset: object, options: JEPAOptions
 ) -> tuple[PreTrainedTokenizerBase, object]:
-    """The tokenizer of a model; that of a preset is trained on the training data.
+    """The tokenizer of a model; the tokenizer of a preset is trained on the training data.
 
     Returns:
-        The tokenizer and the training data, as a list if they are an iterator, which can be read only once.
+        The tokenizer and the training data. An iterator, which can be read only once, becomes a list.
 
     Raises:
         ConfigError: a preset has no rows to train a tokenizer on, or the tokenizer cannot be loaded.
@@ -312,7 +312,7 @@ def tokenizer_for(
         train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)
     ):
         raise ConfigError(
-            f"the tokenizer of {name} is trained on rows: give them as train_dataset, or processing_class"
+            f"the tokenizer of {name} is trained on rows; pass them as train_dataset, or pass a processing_class"
         )
     if isinstance(train_dataset, Iterator):
         train_dataset = list(train_dataset)
@@ -321,10 +321,11 @@ def tokenizer_for(
 
 
 def planned_steps(args: TrainingArguments, examples: int | None, processes: int) -> int:
-    """Optimizer steps of a run as `transformers.Trainer` counts them; `examples` is the number per epoch, None for a stream.
+    """Number of optimizer steps of a run, as `transformers.Trainer` counts them; `examples` is the number per epoch, None
+    for a stream.
 
     Raises:
-        ConfigError: an epoch has no batch, because its only batch is incomplete and dropped.
+        ConfigError: an epoch has no batch, because its only batch is incomplete and therefore dropped.
     """
     if examples is None:
         return args.max_steps

@@ -1,7 +1,8 @@
 """`JEPATrainer`: `transformers.Trainer` with ``gamma * LM + lbd * JEPA`` in one forward pass.
 
-It only conducts: the data package finds the pairs, the forest lays them out, the model returns states, the losses are
-plain functions. What is its own is the scale (counts of the optimizer step), the order of examples, and the log.
+The trainer coordinates the other packages: `data` finds the pairs, `forest` lays them out, the model returns states, and the
+losses are plain functions. The trainer itself adds the scale of the loss (counts of the optimizer step), the order of
+examples, and the log.
 """
 
 from __future__ import annotations
@@ -65,13 +66,13 @@ if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
 
 _NAME = Names(JEPAConfig)
-SAMPLED_BATCHES = 64  # that the cost of a step is taken over
-# Model, tokenizer, this process's number, number of processes -> sum and number of the scores by name.
+SAMPLED_BATCHES = 64  # over which the cost of a step is counted
+# Model, tokenizer, number of this process, number of processes -> sum and number of the scores, by name.
 ScoreAnswers = Callable[[Any, Any, int, int], Mapping[str, tuple[float, int]]]
 
 
 class TargetEncoderCallback(TrainerCallback):
-    """Starts the target encoder, and moves an EMA one after every optimizer step."""
+    """Starts the target encoder, and updates an EMA target encoder after every optimizer step."""
 
     def on_train_begin(self, args, state, control, model=None, **kwargs):
         """See `TrainerCallback`."""
@@ -87,24 +88,25 @@ class JEPATrainer(CheckpointedTrainer):
     """Trains a causal language model with a JEPA objective.
 
     Args:
-        model: a causal LM, the Hub id or folder of one, or a preset (``micro``, ``tiny``, ``mini``), initialised here. The
-            weights of a model object are trained, and its configuration is replaced by an equal one, to which the Trainer
-            writes. Its `forward` also takes batches, and it gets a submodule `jepa` (predictor rows and head), which its
-            state dict leaves out. All that it could do before, it does as before. Another trainer starts with fresh ones.
-            With `peft_config` the object stays as it is: the trainer's `model` is PEFT's, around the same frozen weights.
-        args: the configuration; it stays as it is, and the trainer's `args` are a copy.
+        model: a causal LM, the Hub id or folder of a causal LM, or a preset (``micro``, ``tiny``, ``mini``), which is
+            initialised here. The weights of a model object are trained, and its configuration is replaced by an equal copy,
+            to which the Trainer writes. Its `forward` also takes batches, and it gets a submodule `jepa` (predictor rows and
+            head), which its state dict leaves out; otherwise it behaves as before. Another trainer starts with new predictor
+            rows and a new head. With `peft_config`, the object is not changed: the trainer's `model` is PEFT's, around the
+            same frozen weights.
+        args: the configuration, which is not changed; the trainer's `args` are a copy.
         train_dataset, eval_dataset: rows with ``messages``, ``question``/``answer`` or ``prompt``/``completion``: a
             `datasets.Dataset`, a list of dicts, a path or a Hub data set; or an `ExampleStore`. `Sources` holds several data
             sets to train on.
-        processing_class: the tokenizer (fast, with a chat template); loaded with the model if `model` is a name, trained on
-            the training data if it is a preset.
-        peft_config: a PEFT configuration; it stays as it is. The predictor rows are trained along with the adapter.
-        score_answers: called at every evaluation with the model, the tokenizer, this process's number and how many there
-            are, it gives sum and number of scores by name (`stepjepa.evaluation.run.AnswerScorer`); their means
-            are metrics like the losses.
+        processing_class: the tokenizer (fast, with a chat template). By default it is loaded with the model if `model` is a
+            name, and trained on the training data if `model` is a preset.
+        peft_config: a PEFT configuration, which is not changed. The predictor rows are trained along with the adapter.
+        score_answers: a function that is called at every evaluation with the model, the tokenizer, the number of this
+            process and the number of processes. It returns the sum and the number of scores by name (see
+            `stepjepa.evaluation.run.AnswerScorer`), whose means become metrics like the losses.
 
     Raises:
-        ConfigError, DataError: options or data that cannot be used, before anything is trained.
+        ConfigError, DataError: options or data cannot be used; raised before anything is trained.
 
     Examples:
         >>> trainer = JEPATrainer(
@@ -116,7 +118,7 @@ class JEPATrainer(CheckpointedTrainer):
         >>> trainer.save_model("run/final")
     """
 
-    # The loss is divided by the counts of all of the accumulation window, so the Trainer must not divide again.
+    # The loss is divided by the counts of the entire accumulation window, so the Trainer must not divide again.
     loss_is_scaled_for_ga = True
 
     def __init__(
@@ -133,18 +135,18 @@ class JEPATrainer(CheckpointedTrainer):
         check_arguments(kwargs)
         if args is not None and not isinstance(args, JEPAConfig):
             raise ConfigError(
-                f"args is a {type(args).__name__}: give a JEPAConfig, which takes the same arguments"
+                f"args is a {type(args).__name__}; pass a JEPAConfig, which takes the same arguments"
             )
         args = JEPAConfig() if args is None else copy.copy(args)  # some options are resolved below
         if args.eval_on_start and eval_dataset is None:
             raise ConfigError(
-                f"{_NAME.eval_on_start} needs data to evaluate on: give eval_dataset (--{Names(RunOptions).eval_file})"
+                f"{_NAME.eval_on_start} needs data to evaluate on; give eval_dataset (--{Names(RunOptions).eval_file})"
             )
         if args.n_gpu > 1:
             raise ConfigError(
-                "several GPUs in one process: start with 'torchrun --nproc_per_node N -m stepjepa train'"
+                "one process cannot use several GPUs; start with 'torchrun --nproc_per_node N -m stepjepa train'"
             )
-        # The model and its tokenizer, which a name brings along.
+        # The model and, if it is given by name, its tokenizer.
         name = str(model) if isinstance(model, (str, os.PathLike)) else None
         trained: Any = model
         adapter = peft_config is not None or hasattr(model, "get_base_model")
@@ -156,7 +158,7 @@ class JEPATrainer(CheckpointedTrainer):
                 processing_class, train_dataset = tokenizer_for(name, train_dataset, args)
             trained = load_model(name, processing_class, seed=args.seed)
         if processing_class is None:
-            raise ConfigError("processing_class (the tokenizer) is missing")
+            raise ConfigError("processing_class (the tokenizer) is missing; pass it with the model")
         processing_class = chat_tokenizer(processing_class, args)
         if args.keep_predictors and peft_config is not None and not args.merge_lora:
             raise ConfigError(
@@ -164,12 +166,12 @@ class JEPATrainer(CheckpointedTrainer):
             )
         if args.merge_lora and getattr(trained, "is_quantized", False):
             raise ConfigError(
-                f"{_NAME.merge_lora}: an adapter is not merged into quantised weights; leave it out"
+                f"{_NAME.merge_lora}: an adapter cannot be merged into quantised weights; leave it out"
             )
         if args.ddp_find_unused_parameters is None:
-            # Every parameter takes part in every batch, but for experts that no token is routed to.
+            # Every parameter takes part in every batch, except for experts to which no token is routed.
             args.ddp_find_unused_parameters = has_experts(trained)
-        # The data, which decides what a metric for the best model may be.
+        # The data, which decides which metrics may choose the best model.
         vocabulary = vocabulary_size(causal_lm(trained))
         check_vocabulary(processing_class, vocabulary, name or "the model")
         reader = self._reader = ExampleReader(
@@ -180,10 +182,10 @@ class JEPATrainer(CheckpointedTrainer):
             score_answers.data_reports = reader.reports
         train = reader.read_training(train_dataset)
         evaluation = reader.read_evaluation(eval_dataset)
-        if kwargs.get("compute_metrics") is None:  # whose names are not known
+        if kwargs.get("compute_metrics") is None:  # otherwise the names of the metrics are unknown
             self._check_best_metric(args, evaluation)
         warn_beyond_positions(causal_lm(trained), reader.reports, args)
-        # What training adds to the model, tried on the device where it trains.
+        # What training adds to the model, tried out on the device of training.
         device = args.device.type
         launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
         if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
@@ -196,7 +198,7 @@ class JEPATrainer(CheckpointedTrainer):
         attention = trained.config._attn_implementation
         use_cache = getattr(trained.config, "use_cache", None)
         check_optimizer(args, trained)
-        # A batch is a `Batch`.
+        # The collator returns a `Batch`.
         collator: Any = make_collator(self.setup, args, reader.pad_id, attention, device)
         try:
             super().__init__(
@@ -210,10 +212,11 @@ class JEPATrainer(CheckpointedTrainer):
             )
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(said(error)) from error
-        if use_cache is not None:  # the Trainer turns it off, and a batch's forward asks for none
+        # The Trainer turns off the cache, which a forward of batches does not use anyway.
+        if use_cache is not None:
             trained.config.use_cache = use_cache
         self.model_accepts_loss_kwargs = True
-        # From pinned memory a batch is copied while the device computes.
+        # A batch in pinned memory is copied while the device computes.
         self.accelerator.dataloader_config.non_blocking = (
             device == "cuda" and args.dataloader_pin_memory
         )
@@ -224,12 +227,9 @@ class JEPATrainer(CheckpointedTrainer):
         if self.setup.objective.makes_pairs:
             begin_targets(trained, args.target_encoder)
             self.add_callback(TargetEncoderCallback())
-        # The former is a table in a notebook.
-        for shown in (
-            DEFAULT_PROGRESS_CALLBACK,
-            PrinterCallback,
-        ):
-            self.remove_callback(shown)
+        # `self.view` replaces both; in a notebook, the first would show a table.
+        self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
+        self.remove_callback(PrinterCallback)
         metrics = getattr(score_answers, "metrics", ())
         self.view = RunDisplay(bool(args.disable_tqdm), metrics)
         self.add_callback(self.view)
@@ -238,7 +238,7 @@ class JEPATrainer(CheckpointedTrainer):
         self._broken_step = torch.zeros((), device=args.device)
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
-        """Refuse a metric for the best model that no evaluation gives.
+        """Refuse a metric for the best model that no evaluation computes.
 
         Raises:
             ConfigError: see above.
@@ -261,22 +261,22 @@ class JEPATrainer(CheckpointedTrainer):
             )
 
     def _set_up_sharding(self, model: Any) -> None:
-        """Fit the run to weights that are sharded over the processes (FSDP2).
+        """Adapt the run to weights that are sharded over the processes (FSDP2).
 
         Raises:
             ConfigError: they would not be.
         """
         if not self.is_fsdp_enabled:
             raise ConfigError(
-                f"--{_NAME.fsdp}: accelerate shards no weights on {self.args.device.type}, and each process would hold "
+                f"--{_NAME.fsdp}: accelerate does not shard weights on {self.args.device.type}, so each process would hold "
                 "all of them (DDP); leave it out"
             )
         if not self.accelerator.is_fsdp2:
             raise ConfigError(
-                f"FSDP1 is not supported: give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2"
+                f"FSDP1 is not supported; give version 2 in --{_NAME.fsdp_config}, or --fsdp_version 2"
             )
         plugin, inner = self.accelerator.state.fsdp_plugin, causal_lm(model)
-        # PEFT finds no layer of LoRA then.
+        # With activation checkpointing, PEFT does not find the LoRA layers.
         if plugin.activation_checkpointing and inner is not model:
             raise ConfigError(
                 f"--{_NAME.fsdp_config}: activation_checkpointing cannot be used with LoRA, whose weights would not be "
@@ -287,24 +287,23 @@ class JEPATrainer(CheckpointedTrainer):
                 plugin.mixed_precision_policy, output_dtype=None
             )
         trained_extras(inner).in_state_dict = True
-        collator: Any = self.data_collator
-        self.data_collator = replace(collator, every_pass=True)
+        self.data_collator = replace(self.data_collator, every_pass=True)
 
     # Order of examples
 
     def get_train_dataloader(self) -> DataLoader:
-        """As `Trainer.get_train_dataloader`; a stream is already that of this process, and is not shared out again."""
+        """As `Trainer.get_train_dataloader`; a stream is already this process's share, and is not divided again."""
         if not isinstance(self.train_dataset, StreamedExamples):
             return super().get_train_dataloader()
-        return self.train_dataset.loader(self._train_batch_size, self.data_collator)  # type: ignore[arg-type]
+        return self.train_dataset.loader(self._train_batch_size, self.data_collator)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:  # type: ignore[override]
-        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        dataset = self.train_dataset if train_dataset is None else train_dataset
         self._sampler = self.order_of(dataset)
         return self._sampler
 
     def order_of(self, dataset: DrawnExamples) -> EpochSampler:
-        """The order of training; `begin_epoch` sets its epoch, whatever loaders are wrapped around it."""
+        """The order of training examples; `begin_epoch` sets its epoch, whatever loaders are wrapped around it."""
         args = self.args
         examples = self._train_batch_size * self.accelerator.num_processes
         by_length = args.train_sampling_strategy == "group_by_length"
@@ -321,19 +320,19 @@ class JEPATrainer(CheckpointedTrainer):
 
     def _get_eval_sampler(self, eval_dataset: Any) -> EpochSampler:  # type: ignore[override]
         multiple = self.args.eval_batch_size * self.accelerator.num_processes
-        return EpochSampler(len(eval_dataset), multiple, self.args.seed, shuffle=False)
+        return EpochSampler(eval_dataset.mixture, multiple, self.args.seed, shuffle=False)
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the examples of this epoch."""
         if not isinstance(self.train_dataset, StreamedExamples):
             self._sampler.epoch = epoch
 
-    def get_batch_samples(
+    def get_batch_samples(  # type: ignore[override]
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], torch.Tensor | None]:
-        """The micro-batches of one optimizer step, from the collator, and what each of the L parts of their loss is divided
-        by, (L,); none where the training is to stop, as a run that is resumed at its last step: the Trainer asks after a
-        step only."""
+    ) -> tuple[list[Batch], dict[str, torch.Tensor] | None]:
+        """The micro-batches of one optimizer step, and the divisors of the parts of their loss, () by name. There are none
+        if the training is to stop, as in a run that is resumed at its last step: the Trainer checks this only after a
+        step."""
         if self.control.should_training_stop:
             return [], None
         batches = list(islice(epoch_iterator, num_batches))
@@ -347,21 +346,16 @@ class JEPATrainer(CheckpointedTrainer):
     def _track_num_input_tokens(self, inputs: Any) -> None:
         super()._track_num_input_tokens({"input_ids": inputs.rows.input_ids})
 
-    def _counts(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """What each part of the loss is divided by, (parts,), of micro-batches of this process."""
+    def _step_counts(self, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
+        """`window_counts` of all micro-batches of one optimizer step on all processes."""
         counts = window_counts(self.setup.objective, batches, self.args.device)
-        return torch.stack([counts[name] for name in self._meter.names])
-
-    def _step_counts(self, batches: Sequence[Batch]) -> torch.Tensor:
-        """What each part of the loss is divided by, (parts,): of all micro-batches of one optimizer step on all
-        processes."""
-        return self.accelerator.reduce(self._counts(batches), reduction="sum")  # type: ignore[no-any-return]
+        return self.accelerator.reduce(counts)  # type: ignore[no-any-return]
 
     def forward(
         self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False
     ) -> ForestOutput:
-        """What the model returns for one micro-batch; `step` seeds what is random in the loss."""
-        if self.args.torch_compile:  # and every position goes through all layers
+        """The model's output for one micro-batch; `step` seeds the randomness in the loss."""
+        if self.args.torch_compile:  # a compiled model computes every position in all layers
             inputs = inputs.untrimmed()
         return model(
             batch=inputs, step=step, predict_ids=predict_ids, token_sums=self.args.token_metrics
@@ -372,11 +366,11 @@ class JEPATrainer(CheckpointedTrainer):
         model: nn.Module,
         inputs: Batch,
         return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
+        num_items_in_batch: dict[str, torch.Tensor] | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, ForestOutput]:
-        """``gamma * LM + lbd * JEPA`` of one micro-batch, in the scale of the optimizer step: a scalar.
+        """``gamma * LM + lbd * JEPA`` of one micro-batch, scaled to the optimizer step: a scalar.
 
-        Times the number of processes, because DDP and FSDP average the gradients.
+        It is multiplied by the number of processes, because DDP and FSDP average the gradients.
         """
         args, step = self.args, self.state.global_step
         makes_pairs = self.setup.objective.makes_pairs
@@ -388,15 +382,14 @@ class JEPATrainer(CheckpointedTrainer):
             self._meter.add(output, inputs)
         processes = self.accelerator.num_processes
         if args.loss_scale == "reference" and makes_pairs:
-            counts = self._counts([inputs])
+            counts = window_counts(self.setup.objective, [inputs], args.device)
             processes = 1
-        by_name = dict(zip(self._meter.names, counts, strict=True))
         lbd = lbd_at(args, step, self.state.max_steps)
-        loss = total_loss(output.parts, by_name, lbd) * processes
+        loss = total_loss(output.parts, counts, lbd) * processes
         return (loss, output) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As the Trainer's, the loss, (); the first step at which it is not finite is kept on the device."""
+        """As `Trainer.training_step`; the first step at which the loss is not finite is kept on the device."""
         loss = super().training_step(*args, **kwargs)
         breaks = ~loss.isfinite() & (self._broken_step == 0)
         self._broken_step += breaks * (self.state.global_step + 1)
@@ -406,7 +399,7 @@ class JEPATrainer(CheckpointedTrainer):
 
     @cached_property
     def _cost(self) -> ModelCost:
-        """What one token costs the model."""
+        """The cost of the model, per token."""
         model: Any = self.accelerator.unwrap_model(self.model)
         autocast = self.args.bf16 or self.args.fp16
         return ModelCost.of(
@@ -414,17 +407,17 @@ class JEPATrainer(CheckpointedTrainer):
         )
 
     def floating_point_ops(self, inputs: Batch) -> float:  # type: ignore[override]
-        """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted with ``track_flop`` only."""
+        """FLOPs of one micro-batch, which the Trainer sums up as ``total_flos``; counted only with ``track_flop``."""
         if not self.args.track_flop:
             return 0.0
         return batch_flops(inputs, self._cost)
 
     @cached_property
     def equal_compute(self) -> tuple[int, float]:
-        """Optimizer steps of a regular run of the given length, and the FLOPs of a step of this run over those of a regular
-        one: over the first batches, padding included, each with and without its pairs."""
-        dataset: Any = self.train_dataset
-        collate: Any = self.data_collator
+        """The number of optimizer steps of a regular run of the requested length, and the FLOPs of a step of this run
+        divided by those of a regular run. Both are counted over the first batches, with and without their pairs, padding
+        included."""
+        dataset, collate = self.train_dataset, self.data_collator
         draws = iter(self.order_of(dataset))
         own = regular = 0.0
         for _ in range(SAMPLED_BATCHES):
@@ -438,8 +431,9 @@ class JEPATrainer(CheckpointedTrainer):
 
     @property
     def requested_steps(self) -> int:
-        """Optimizer steps that the options and the data ask for; at equal compute as many as cost the same."""
-        dataset: Any = self.train_dataset
+        """Number of optimizer steps that the options and the data ask for; at equal compute, the number that costs the
+        same."""
+        dataset = self.train_dataset
         if self.at_equal_compute:
             steps, ratio = self.equal_compute
             return max(1, round(steps / ratio))
@@ -457,12 +451,12 @@ class JEPATrainer(CheckpointedTrainer):
             if pairs and (
                 args.lbd_warmup_ratio or args.lbd_schedule != "constant" or args.jepa_until < 1
             ):
-                # The step that is logged has been counted already.
+                # `global_step` already counts the logged step.
                 last_step = max(state.global_step - 1, 0)
                 metrics["lbd"] = lbd_at(args, last_step, state.max_steps)
             logs = {"loss": logs.pop("loss"), **metrics, **self._meter.speed(), **logs}
             self._meter = LossMeter(self._meter.names)
-        if any(name.startswith("eval_") for name in logs):  # what it took to come there
+        if any(name.startswith("eval_") for name in logs):  # adds the effort up to this evaluation
             self.store_flos()
             batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
             logs = {**logs, "examples": state.global_step * batch, "total_flos": state.total_flos}
@@ -475,7 +469,7 @@ class JEPATrainer(CheckpointedTrainer):
         super().log(logs, start_time)
 
     def recent_losses(self) -> dict[str, float]:
-        """The losses since the last log entry, or those of the last entry. Every process must call it."""
+        """The losses since the last log entry, or those of the last entry. Every process must call this method."""
         entries = [entry for entry in self.state.log_history if LM in entry]
         losses = entries[-1] if entries else {}
         if self._meter.sums is not None:
@@ -489,18 +483,19 @@ class JEPATrainer(CheckpointedTrainer):
     # Evaluation
 
     def evaluate(self, eval_dataset: object = None, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor takes."""
+        """As `Trainer.evaluate`; `eval_dataset` may be anything that the constructor accepts."""
         begin = time.perf_counter()
         known = self.eval_dataset
         named = isinstance(known, dict) and isinstance(eval_dataset, str) and eval_dataset in known
         examples: Any = eval_dataset if named else self._reader.read_evaluation(eval_dataset)
         metrics = super().evaluate(examples, *args, **kwargs)
-        self._meter.since += time.perf_counter() - begin  # evaluation is no training time
+        # The logged speed is that of training, without evaluations.
+        self._meter.since += time.perf_counter() - begin
         return metrics
 
     def predict(self, test_dataset: object, *args: Any, **kwargs: Any) -> PredictionOutput:
-        """As `Trainer.predict`, of anything that the constructor takes as data: the most likely ids and the true ones at the
-        labelled positions, (rows, most labels of a row) int64 each, filled with -100; and the losses."""
+        """As `Trainer.predict`, on anything that the constructor accepts as data: the most likely and the true ids at the
+        labelled positions, (rows, largest number of labels in a row) int64 each, padded with -100; and the losses."""
         examples: Any = self._reader.read_evaluation(test_dataset)
         return super().predict(examples, *args, **kwargs)
 
@@ -515,13 +510,13 @@ class JEPATrainer(CheckpointedTrainer):
         """Losses over a data set: ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``; and the
         means of the scores of answers.
 
-        Means over all labels and all pairs, whatever the batches and processes are; but for InfoNCE and the regularizers,
-        which compare the pairs of a batch.
+        The means are over all labels and all pairs, independent of batches and processes, except for InfoNCE and the
+        regularizers, which compare the pairs of a batch.
         """
-        model: Any = self.model
+        model = self.model
         if self.is_fsdp_enabled and not any(map(is_sharded, model.parameters())):
             raise ConfigError(
-                f"--{_NAME.fsdp} shards the weights when training begins; evaluate without it"
+                f"--{_NAME.fsdp} shards the weights only when training begins; evaluate without it"
             )
         model.eval()
         args = self.args
@@ -536,7 +531,7 @@ class JEPATrainer(CheckpointedTrainer):
             with torch.no_grad(), self.accelerator.autocast():
                 output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
                 meter.add(output, inputs)
-                # What `compute_metrics` and `predict` get; a run without them asks for no ids.
+                # The ids are for `compute_metrics` and `predict`; a run without them does not request any.
                 if predictions is not None and output.predicted_ids is not None:
                     predictions.add(
                         inputs, output.predicted_ids, args.eval_batch_size, self.accelerator
@@ -573,12 +568,9 @@ class JEPATrainer(CheckpointedTrainer):
             scores = self.score_answers(
                 model, self.processing_class, args.process_index, args.world_size
             )
-        sums = over_processes(
-            [value for pair in scores.values() for value in pair], self.accelerator
-        )
-        totals, numbers = sums[::2], sums[1::2]
+        sums = over_processes(list(scores.values()), self.accelerator)
         means = {}
-        for name, total, number in zip(scores, totals, numbers, strict=True):
+        for name, (total, number) in zip(scores, sums, strict=True):
             if number:
                 means[name] = total / number
         return means
