@@ -278,7 +278,9 @@ def terms_tables(recipe: str) -> str:
     for number, ((arm, other), test) in enumerate(zip(TERM_PAIRS, tests, strict=True), 1):
         rows.append([str(number), f"`{arm}` - `{other}`", *test.cells, test.direction or "not significant"])
     contrasts = table(["", "difference", "points [95 %]", "p", "p (Holm)", f"at {ALPHA:g}"], rows)
-    return f"{arms}\n{contrasts}\nThe conclusion under the protocol: *{conclusion([test.direction for test in tests])}*.\n"
+    return (
+        f"{arms}\n{contrasts}\nThe conclusion under the protocol: *{conclusion([test.direction for test in tests])}*.\n"
+    )
 
 
 def conclusion(directions: Sequence[str]) -> str:

@@ -23,7 +23,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.data.types import Example
 from stepjepa.errors import saying_out_of_memory
-from stepjepa.evaluation.metrics import CONTENT_NLL, END_NLL, NLL
+from stepjepa.evaluation.metrics.base import CONTENT_NLL, END_NLL, NLL
 from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.evaluation.statistics import mean
 from stepjepa.generation.local import eval_mode

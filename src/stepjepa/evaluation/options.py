@@ -9,7 +9,7 @@ from typing import Any, Literal
 from stepjepa.config.option import Names, option, unread_options
 from stepjepa.data.options import ColumnOptions
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, model_metrics
+from stepjepa.evaluation.metrics.base import METRICS, MODEL_METRICS, model_metrics
 from stepjepa.generation.options import GeneratorOptions
 
 # The default of --system_prompt: the message of the training, as the model's folder records it.

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import DataError
-from stepjepa.evaluation.metrics import NLL
+from stepjepa.evaluation.metrics.base import NLL
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.statistics import (
     Interval,

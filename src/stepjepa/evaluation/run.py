@@ -20,7 +20,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation import files, nll
-from stepjepa.evaluation.metrics import MODEL_METRICS, Metric, make_metrics, model_metrics
+from stepjepa.evaluation.metrics.base import MODEL_METRICS, Metric, make_metrics, model_metrics
 from stepjepa.evaluation.nll import Likelihoods
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import record_lines

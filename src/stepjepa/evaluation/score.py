@@ -10,7 +10,7 @@ from typing import Any
 
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
-from stepjepa.evaluation.metrics import Judgement, Metric
+from stepjepa.evaluation.metrics.base import Judgement, Metric
 from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepjepa.errors import StepJepaError
-from stepjepa.evaluation.metrics import NLL
+from stepjepa.evaluation.metrics.base import NLL
 from stepjepa.evaluation.predictions import (
     PairedMetric,
     Prediction,

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from stepjepa.config.yaml_file import parse_tree
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import NLL
+from stepjepa.evaluation.metrics.base import NLL
 from stepjepa.study.folder import STATE
 from stepjepa.study.results import table_cells, table_title
 from stepjepa.training.run_folder import METRICS, RunFolder

@@ -21,7 +21,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics import METRICS, MODEL_METRICS, make_metric, metric_class
+from stepjepa.evaluation.metrics.base import METRICS, MODEL_METRICS, make_metric, metric_class
 from stepjepa.objectives.base import Objective, built_in, objective_of
 from stepjepa.objectives.regular import Regular
 from stepjepa.study.score import GEOMETRY

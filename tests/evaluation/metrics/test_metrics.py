@@ -10,8 +10,9 @@ import pytest
 from stepjepa.api import train
 from stepjepa.data.tasks import generate_rows, make_task
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import METRICS, Judgement, Metric, make_metric
+from stepjepa.evaluation.metrics import Judgement, Metric, make_metric
 from stepjepa.evaluation.metrics.answers import fitting_metric
+from stepjepa.evaluation.metrics.base import METRICS
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 from support.rows import write
 

@@ -27,7 +27,7 @@ from stepjepa.data.answers import (
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.tasks import TASKS, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row, verdict
+from stepjepa.evaluation.metrics.base import OPTIONS, Judgement, Metric, Row, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 # Most characters passed to math-verify: of an answer, or of the end of a text that it searches for formulas.

@@ -34,7 +34,7 @@ from operator import and_, or_
 from typing import Literal
 
 from stepjepa.config.option import option
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row
+from stepjepa.evaluation.metrics.base import OPTIONS, Judgement, Metric, Row
 
 WordBoundary = Literal["zero_width", "letter"]
 # Smallest and largest number of repetitions; None for no upper bound.

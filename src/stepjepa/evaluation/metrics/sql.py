@@ -14,7 +14,7 @@ from typing import Any
 from stepjepa.config.option import Names, option
 from stepjepa.data.blocks import answer_of
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import OPTIONS, Judgement, Metric, Row
+from stepjepa.evaluation.metrics.base import OPTIONS, Judgement, Metric, Row
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
 _FENCE = re.compile(r"```[ \t]*(?:sql|sqlite)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
