@@ -38,7 +38,7 @@ def families() -> list[tuple[str, str, str]]:
         plain, branch = (outcome(family, count, handler.lines) for count in PREDICTOR_COUNTS)
         reason = plain.reason.rstrip(".")
         if branch.forward != plain.forward:
-            reason = f"{reason and reason + '; '}with predictor tokens {branch.forward}: {branch.reason}"
+            reason = f"{reason and reason + '; '}{branch.forward} with predictor tokens, because {branch.reason}"
         listed.append((family, plain.forward, " ".join(reason.split()).replace("|", "/")))
     return listed
 

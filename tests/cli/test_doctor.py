@@ -106,4 +106,4 @@ def test_a_setting_that_breaks_is_said_and_the_others_go_on(only, monkeypatch):
     only(["", BF16])
     found = stepjepa.doctor()
     assert [one.fault for one in found.tried[:2]] == ["out of memory"] * 2
-    assert found.recommended == "nothing, because no setting trains with exact numbers"
+    assert found.recommended == "nothing, because no setting trains exactly"

@@ -52,7 +52,7 @@ def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog)
 
 
 def test_branches_are_tried_with_the_predictors_of_the_run():
-    """RoFormer counts places in the row instead of positions, which only shows after a source."""
+    """RoFormer uses token indices in the row instead of position ids, which only shows after a source."""
     skip_with_the_oldest_transformers("roformer")
     found = [chosen(family_model("roformer"), predictors=count)[1] for count in (0, 2)]
     assert found == ["packed", "two_pass"]
@@ -95,7 +95,7 @@ def test_inline_and_two_pass_are_tried_too(monkeypatch):
         return inner(*args, position_ids=None if position_ids is None else 3 * position_ids, **kwargs)
 
     model.model.forward = other_positions
-    with pytest.raises(ConfigError, match="do not give its own logits") as refused:
+    with pytest.raises(ConfigError, match="do not reproduce its own logits") as refused:
         chosen(model, forward="two_pass")
     assert "\n" not in str(refused.value)
 
@@ -322,7 +322,7 @@ def test_a_model_that_sees_the_last_token_from_before_is_refused(objective, forw
 
 
 def test_positions_that_the_model_counts_otherwise_are_refused():
-    with pytest.raises(ConfigError, match="do not give its own logits"):
+    with pytest.raises(ConfigError, match="do not reproduce its own logits"):
         ready(family_model("roberta"))
 
 

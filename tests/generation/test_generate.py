@@ -218,6 +218,23 @@ def test_what_may_pass_is_tried_again(server, data, tmp_path, monkeypatch):
     assert times[1] - times[0] >= 0.2 and times[2] - times[1] >= 0.2
 
 
+def test_a_rate_limit_refuses_no_question_while_others_are_answered(server, data, tmp_path, monkeypatch):
+    # Another question is answered between two tries.
+    monkeypatch.setattr(endpoint, "FIRST_DELAY", 0.2)
+    busy = (429, {}, {"error": {"message": "slow down", "code": "rate_limit"}})
+
+    def script(body, count):
+        if number_in(body) != 1:
+            time.sleep(0.09)
+        return busy if number_in(body) == 1 and len(server.bodies) - count < QUESTIONS - 1 else solution(body)
+
+    server.script = script
+    out = tmp_path / "out.jsonl"
+    assert main(words(server, data, out, "--concurrency", "2")) == 0
+    assert [row["attempt"] for row in lines(out)] == [1] * QUESTIONS
+    assert len(server.asked(1)) > endpoint.MAX_RETRIES + 1
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [

@@ -60,7 +60,16 @@ async def _refuse_redirect(response: Any) -> None:
 
 
 class _TransientError(Exception):
-    """A temporary error: its message, and the number of seconds that the server asks to wait, or None."""
+    """A temporary error.
+
+    Args:
+        message: what the server did.
+        wait: number of seconds that the server asks to wait, or None.
+        too_many: whether the server's rate limit was exceeded.
+    """
+
+    def __init__(self, message: str, wait: float | None = None, too_many: bool = False):
+        super().__init__(message, wait, too_many)
 
 
 class EndpointGenerator:
@@ -148,8 +157,11 @@ class EndpointGenerator:
                 self._answers += reply.refused is None
                 return reply
             except _TransientError as error:
-                message, wait = error.args
+                message, wait, too_many = error.args
             what = self._clean(message)
+            # While the server answers other requests, one that exceeds its rate limit only has to wait for its turn.
+            if too_many and self._answers > answers:
+                tries = 1
             if tries > MAX_RETRIES:
                 # Other requests were answered since the last try, so the server works, and this request is the cause.
                 if self._answers > answers:
@@ -197,14 +209,14 @@ class EndpointGenerator:
         except HfHubHTTPError as error:
             return self._refusal(request.row, error.response)
         except InferenceTimeoutError:
-            raise _TransientError(f"gave no answer in {TIMEOUT:g} s", None) from None
+            raise _TransientError(f"gave no answer in {TIMEOUT:g} s") from None
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise _TransientError("sends no chat completion", None) from None
+            raise _TransientError("sends no chat completion") from None
         except Exception as error:
             # Errors of the HTTP library, which depends on the version of huggingface_hub.
             why = self._clean(str(error) or type(error).__name__)
             if self._answers:
-                raise _TransientError(f"lost the connection ({why})", None) from None
+                raise _TransientError(f"lost the connection ({why})") from None
             raise ConfigError(f"{self.url} cannot be reached ({why}); {_ADVICE}") from None
 
     def _refusal(self, row: int, response: Any) -> Reply:
@@ -219,7 +231,7 @@ class EndpointGenerator:
             # The header may also contain a date, which is ignored.
             wait = response.headers.get("Retry-After", "")
             is_number = wait.replace(".", "", 1).isdecimal()
-            raise _TransientError(what, float(wait) if is_number else None)
+            raise _TransientError(what, float(wait) if is_number else None, status == 429)
         raise ConfigError(f"{self.url} {self._clean(what)}; {_ADVICE}; {_RESUME}") from None
 
     def _clean(self, text: str) -> str:

@@ -77,9 +77,9 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
             f"{config._attn_implementation} takes no mask (use --{_NAME.attn_implementation} sdpa)"
         )
     if getattr(config, "attention_types", None):
-        return "its local attention counts places in the row instead of positions"
+        return "its local attention uses token indices in the row instead of position ids"
     if getattr(config, "alibi", False) or config.model_type in ("bloom", "mpt"):
-        return "its ALiBi attention takes no positions"
+        return "its ALiBi attention takes no position ids"
     return None
 
 

@@ -147,7 +147,7 @@ def choose_forward(
     unloaded = Choice("", reason="its weights are not loaded")
     choice = max(complete, key=lambda candidate: candidate.rank, default=unloaded)
     if not choice.forward:
-        raise ConfigError(f"{name} cannot be trained with exact numbers: {choice.reason}")
+        raise ConfigError(f"{name} cannot be trained exactly: {choice.reason}")
     if choice.reason and asked in ("packed", "inline"):
         raise ConfigError(
             f"forward={asked} cannot be used for {name}: {choice.reason}; use forward two_pass"
@@ -338,7 +338,7 @@ class _Trial:
         fault = _MASK
         states = (output.source_states.float(), output.target_states.float())
         if form == "two_pass":
-            fault = "plain passes of its backbone do not give its own logits"
+            fault = "ordinary passes through its backbone do not reproduce its own logits"
             self._states = states
         errors += [
             distance(side, expected) for side, expected in zip(states, self._states, strict=True)

@@ -1,6 +1,7 @@
 """A step of the answer predicts a later step (Step-JEPA).
 
-    gamma * LM + lambda * mean over pairs of d(u_i, v_{i+h})        u_i: state after step i, v_{i+h}: state of step i + h
+    gamma * LM + lambda * mean over pairs of d(u_i, v_{i+h})
+    u_i: state after step i        v_{i+h}: state of step i + h
 
 The view of step i is everything up to its last token, followed by a branch of predictors. Step i + h is an isolated copy.
 With `plan`, the question is step 0 of its answer: its view is everything up to the token before the answer. With several

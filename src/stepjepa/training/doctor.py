@@ -174,7 +174,7 @@ def _recommended(tried: list[Tried], options: DoctorOptions) -> str:
     """The command to recommend: ``stepjepa train`` with the best setting."""
     best = _best(tried)
     if best is None:
-        return "nothing, because no setting trains with exact numbers"
+        return "nothing, because no setting trains exactly"
     command = (
         f"stepjepa train --{_NAME.train_file} {options.train_file or 'FILE'} --{_NAME.model_name}"
     )
