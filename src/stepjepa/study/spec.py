@@ -158,8 +158,8 @@ class MetricSpec:
     """A metric with its options and its direction."""
 
     name: str
-    options: Values
-    higher_is_better: bool
+    options: Values = field(default_factory=dict)
+    higher_is_better: bool = True
 
 
 @dataclass(frozen=True)
