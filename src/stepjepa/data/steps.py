@@ -4,9 +4,9 @@ A splitter's `spans` cover a text in order and without overlap, the separator be
 without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Splitters read the
 answer's text, never token ids, because tokenizers merge ``.\n\n`` into one token.
 
-A row may list its steps in a column (as `stepjepa prepare` writes it): texts that occur in its last answer one after the
+A row may list its steps in a column, as `stepjepa prepare` writes it: texts that occur in its last answer one after the
 other. Text before the first step belongs to it, and text after a step to that step, so that spans cover the answer.
-`steps_of` alone decides the steps of a row, by the rules that `rules_for` chooses for its data set.
+Only `steps_of` decides the steps of a row, by the rules that `rules_for` chooses for its data set.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, 
 from stepjepa.errors import ConfigError, RowError, attempted
 
 _NAME = Names(StepsOptions)
-# The splitter that takes the steps of the row's column, and refuses a row without them.
+# The name of the splitter that reads the steps from a column, and refuses a row without them.
 LISTED = "list"
-# The time limit of a pattern for one answer: a user's pattern may backtrack exponentially.
+# The time limit of a pattern for one answer, since a user's pattern may backtrack exponentially.
 PATTERN_SECONDS = 2.0
 # The rows by which `rules_for` chooses a splitter.
 _SAMPLED_ROWS = 200
@@ -40,7 +40,7 @@ _BLANK_LINE = "\n\n"
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 # GSM8K's last line, #### 72
 _HASHES = re.compile(r"^####[ \t]*(?!#)\S[^\n]*\s*\Z", re.MULTILINE)
-# Characters of a line that may have been wrapped.
+# The fewest characters of a line that may have been wrapped.
 _LONG = 40
 
 
@@ -52,7 +52,7 @@ class StepSplitter:
     """Cuts a text into steps in one of the `STYLES`; for ``regex``, `separator` is the pattern.
 
     Raises:
-        ConfigError: unknown name, an empty separator, or no pattern or a broken one.
+        ConfigError: an unknown name, an empty separator, or a missing or broken pattern.
     """
 
     name: str
@@ -92,8 +92,9 @@ class StepSplitter:
 def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
     r"""Make the splitter called `name`, one of `STYLES`.
 
-    The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) mean the control characters.
-    For ``regex`` it is the pattern, unchanged and required. Splitters that do not read it compare equal for any value.
+    The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) stand for the control
+    characters. For ``regex``, it is the pattern, which is required and used unchanged. Splitters that do not use it compare
+    equal.
 
     Raises:
         ConfigError: as `StepSplitter`.
@@ -142,7 +143,7 @@ def _matched(text: Text, pattern: str) -> list[CharSpan]:
     except TimeoutError:
         raise ConfigError(
             f"the pattern {pattern!r} takes more than {PATTERN_SECONDS:g} seconds for an answer of {len(text.text):,} "
-            "characters; avoid repetitions inside repetitions, as in (a+)+"
+            "characters; avoid nested repetitions, as in (a+)+"
         ) from None
     return text.cut(match.start() for match in matches)
 
@@ -177,8 +178,8 @@ _SENTENCE_END = re.compile(
     re.VERBOSE,
 )
 _OPENERS = "\"'“‘«„([*_¿¡「『（"
-# A stop that ends no sentence, with the text before it and the two characters after it: abbreviations, initials, numbers
-# of list items.
+# A full stop that does not end a sentence, with the text before it and the two characters after it: abbreviations,
+# initials, numbers of list items.
 _SHORTENED = re.compile(
     r"""(?:
       (?:\A|[\s(\["'])(?i:dr|mr|mrs|ms|prof|st|jr|vs|e\.g|i\.e|cf|ca|approx|resp|z\.b|d\.h|bzw|[a-z](?:\.[a-z])+)\.\s+..?
@@ -190,7 +191,7 @@ _SHORTENED = re.compile(
     )\Z""",
     re.VERBOSE,
 )
-# Characters before a stop that `_SHORTENED` gets.
+# The number of characters before a stop in which `_SHORTENED` searches.
 _REACH = 24
 
 
@@ -367,7 +368,7 @@ def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     """Locate listed steps, such as those of a column, one after the other in `text`, and return their spans.
 
-    White space at the ends of a step is ignored, and runs of it inside may differ. Such steps may cut blocks.
+    White space at the ends of a step is ignored, and runs of it inside may differ. Such steps may cut through blocks.
 
     Raises:
         RowError: a step is not in `text` after the one before.
@@ -380,7 +381,7 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
             continue
         start = text.find(words, reached)
         end = start + len(words)
-        # The answer may break the lines of the step in other places.
+        # The answer may have other line breaks than the step.
         if start < 0:
             spaced = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if spaced is None:
@@ -414,7 +415,7 @@ def rules_for(
 
     Args:
         source: a `RowSource`; read only for ``auto``.
-        columns: the two columns of a chat, None for the known names.
+        columns: the two columns of a chat; None for the known names.
         splitter: the splitter that was chosen for another data set of the run.
     """
     name, separator, column = options.step_splitter, options.step_separator, options.steps_column

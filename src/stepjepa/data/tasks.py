@@ -244,18 +244,20 @@ def _log_uniform(rng: random.Random, low: int, high: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class PathStar(Task):
     """A star of arms of equal length that share their first node, the start; the goal is the end of an arm (Bachmann and
-    Nagarajan 2024). The question lists the edges, then start and goal; the answer is the path after the start, one step a
+    Nagarajan 2024). The question lists the edges, then start and goal; the answer is the path after the start, one step per
     node. Only the first step is a decision: the edges determine each later node.
 
         user       C A | B F | B C | F G : B G     (B is the centre of two arms)
         assistant  F G
     """
 
-    path_length: int = option(5, "Nodes of the path, including start and goal.", GROUP, at_least=3)
-    degree: int = option(2, "Arms of the star.", GROUP, at_least=2)
+    path_length: int = option(
+        5, "Number of nodes of the path, including start and goal.", GROUP, at_least=3
+    )
+    degree: int = option(2, "Number of arms of the star.", GROUP, at_least=2)
     nodes: int | None = option(
         None,
-        "Names to sample the nodes from. Default: as many as the star has nodes.",
+        "Number of names to sample the nodes from. Default: as many as the star has nodes.",
         GROUP,
         at_least=1,
     )
@@ -270,7 +272,9 @@ class PathStar(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nodes is not None and self.nodes < self.size:
-            raise ConfigError(f"{_STAR.nodes} is {self.nodes}; the star has {self.size}")
+            raise ConfigError(
+                f"{_STAR.nodes} is {self.nodes}, but the star needs at least {self.size}"
+            )
 
     def row(self, rng: random.Random) -> Row:
         """Generate a star."""
@@ -310,17 +314,21 @@ class A5(Task):
     """Word problems of the 60 even permutations of five letters: what is the order of the letters after these permutations?
 
         user       cabde bcdea cabde        (each word takes the letters a b c d e to this order)
-        assistant  cabde abdec dabec        (the order after each, one step each)
+        assistant  cabde abdec dabec        (the order after each word, one step per word)
 
     A5 is the smallest group whose word problem a transformer of fixed depth is believed not to solve in one pass for all
     lengths (Merrill, Petty and Sabharwal 2024, arXiv:2404.08819).
     """
 
-    length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
+    length: int = option(12, "Number of symbols in a word.", GROUP, at_least=1)
     symbols: int = option(
-        4, "Different symbols; the first two generate the group.", GROUP, at_least=2, at_most=60
+        4,
+        "Number of different symbols; the first two generate the group.",
+        GROUP,
+        at_least=2,
+        at_most=60,
     )
-    every: int = option(1, "The answer has every N-th order, and the last.", GROUP, at_least=1)
+    every: int = option(1, "The answer has every N-th order, and the last one.", GROUP, at_least=1)
 
     name: ClassVar[str] = "a5"
 
@@ -350,7 +358,7 @@ def _permuted(order: str, symbol: str) -> str:
 
 @cache
 def even_permutations() -> list[str]:
-    """Return the group that two permutations generate: they come first, the identity last."""
+    """Return the group that two permutations generate. These come first, and the identity comes last."""
     generators = ("cabde", "bcdea")
     group = [*generators]
     # A breadth-first search: the list grows during the loop, until no product is new.
@@ -391,7 +399,7 @@ def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 
 
     Args:
         seed: any integer; it determines an endless sequence of rows.
-        task: arithmetic with its defaults when None.
+        task: arithmetic with its defaults if None.
 
     Raises:
         ConfigError: the options of the task admit no instance.
@@ -412,7 +420,7 @@ def generate_split(
 
     Args:
         seed: of the training rows, which are ``generate_rows(n_train, seed, task)``; test rows have ``seed + HELD_OUT``.
-        task: arithmetic with its defaults when None; `test_task`: for the test rows, `task` when None.
+        task: arithmetic with its defaults if None; `test_task`: the task of the test rows, `task` if None.
     """
     task = task or Arithmetic()
     train = generate_rows(n_train, seed, task)
@@ -434,5 +442,5 @@ def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[
             seen.add(instance)
             rows.append(row)
     raise ConfigError(
-        f"found only {len(rows)} of {n} held-out rows that are new; make {task.name} larger, or ask for fewer"
+        f"found only {len(rows)} of {n} held-out rows that are new; enlarge the task {task.name}, or ask for fewer rows"
     )
