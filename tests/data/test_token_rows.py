@@ -54,7 +54,7 @@ def test_the_first_token_is_never_predicted(bpe_tokenizer):
         ({"labels": [12, 13, 14, 15, 16, -100]}, "'labels' has other tokens; a label must be the same token"),
         ({"labels": IDS[:5]}, "'labels' has 5 entries, but 'input_ids' has 6"),
         ({"completion_mask": [0, 1]}, "'completion_mask' has 2 entries, but 'input_ids' has 6"),
-        ({"labels": [-100, -100, 10**6, 14, 15, 16]}, "'labels' holds 1000000; -100 to"),
+        ({"labels": [-100, -100, 10**6, 14, 15, 16]}, "'labels' contains 1000000; its values must be from -100 to"),
         ({"loss_mask": [0, 0, 2, 1, 1, 1]}, "'loss_mask' contains 2; its values must be from 0 to 1"),
         ({"loss_mask": "111111"}, "'loss_mask' is not a list of whole numbers"),
         ({"labels": [-100, -100, 13, 14, 15, 16], "loss_mask": [0, 0, 0, 1, 1, 1]}, "label different tokens"),
