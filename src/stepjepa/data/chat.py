@@ -31,6 +31,7 @@ from stepjepa.data.columns import (
     chat_column,
     column_value,
     dialogue,
+    first_filled,
     form_of,
     history_of,
     listed_columns,
@@ -39,6 +40,7 @@ from stepjepa.data.columns import (
     squad_answer,
     switched_on,
     system_of,
+    texts_in,
     turn_name,
     without_nulls,
 )
@@ -168,12 +170,9 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
             raise RowError(
                 "no_messages", f"message {number} is not an object with 'role' and 'content'"
             )
-        role, content = message.get("role"), message.get("content")
-        if role is None or content is None:
-            role, content = (
-                message.get(b) if message.get(a) is None else message[a]
-                for a, b in (ROLE_KEYS, CONTENT_KEYS)
-            )
+        role, content = (
+            message.get(first_filled(message, keys)) for keys in (ROLE_KEYS, CONTENT_KEYS)
+        )
         # In ShareGPT's turn of this role, the content is the call: read it as a message with the call under its own key.
         calling = message
         if role == FUNCTION_CALL:
@@ -224,8 +223,7 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
 
 def _reasoning(message: Mapping[str, Any], where: str) -> str:
     """The thinking next to the content of an assistant message; empty if there is none."""
-    values = (message.get(key) for key in REASONING_KEYS)
-    thinking = next((text for text in values if isinstance(text, str) and text.strip()), "")
+    thinking = next(iter(texts_in(message, REASONING_KEYS)), "")
     refuse_half_characters(thinking, where)
     return thinking
 

@@ -169,9 +169,14 @@ def target_text(row: object, name: str) -> str | RowError:
     )
 
 
+def first_filled(row: Mapping[Any, object], names: Iterable[str]) -> str | None:
+    """Return the first of these columns or keys that has a value, or None."""
+    return next((name for name in names if row.get(name) is not None), None)
+
+
 def chat_column(row: Mapping[str, object]) -> str | None:
     """Return the name of the column of messages, or None."""
-    name = next((name for name in CHAT_COLUMNS if row.get(name) is not None), None)
+    name = first_filled(row, CHAT_COLUMNS)
     # A preferred answer that is a list is a complete chat, unless it answers the messages in `prompt`.
     chosen = row.get(CHOSEN)
     if name is None and isinstance(chosen, str) and chosen.startswith(_DIALOGUE):
@@ -206,13 +211,16 @@ def form_of(row: Mapping[str, object]) -> Form:
 
 def asked_in(row: Mapping[str, object], form: Form) -> object:
     """Return the question of a row, joined by blank lines with the texts that belong to it."""
-    asked = column_value(row, form.question)
+    asked = row.get(form.question)
     if not isinstance(asked, str):
         return asked
-    before = [column_value(row, name) for name in form.before]
-    after = [column_value(row, name) for name in form.after]
-    texts = [text for text in (*before, asked, *after) if isinstance(text, str) and text.strip()]
-    return "\n\n".join(texts) or asked
+    return "\n\n".join(texts_in(row, (*form.before, form.question, *form.after))) or asked
+
+
+def texts_in(row: Mapping[str, object], names: Iterable[str]) -> list[str]:
+    """Return the texts in some columns, without blank ones."""
+    values = [row.get(name) for name in names]
+    return [value for value in values if isinstance(value, str) and value.strip()]
 
 
 # Further information in a row
@@ -331,17 +339,16 @@ def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def system_of(row: Mapping[str, Any]) -> str | None:
     """Return the system message in a column of a row, or None."""
-    texts = [row.get(name) for name in SYSTEM_COLUMNS]
-    return next((text for text in texts if isinstance(text, str) and text.strip()), None)
+    return next(iter(texts_in(row, SYSTEM_COLUMNS)), None)
 
 
 def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the turns before the question of a row, from its history of (question, answer) pairs. A history in any other
     form is not read."""
     turns = parsed(row.get(HISTORY))
-    if not isinstance(turns, (list, tuple)):
-        return []
-    if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns):
+    if not isinstance(turns, (list, tuple)) or not all(
+        isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns
+    ):
         return []
     roles = ("user", "assistant")
     return [
@@ -388,11 +395,9 @@ def dialogue(value: object) -> object:
     if not isinstance(value, str):
         return value
     _, *parts = re.split(r"\n\n(Human|Assistant):", value)
+    # ShareGPT's roles have the same names.
     turns = zip(parts[::2], parts[1::2], strict=True)
-    return [
-        {"role": "user" if who == "Human" else "assistant", "content": text.strip()}
-        for who, text in turns
-    ]
+    return [{"role": who.lower(), "content": text.strip()} for who, text in turns]
 
 
 def as_list(value: object) -> object:
@@ -453,11 +458,8 @@ def _messages_in(row: Mapping[str, Any], columns: Iterable[str]) -> Iterator[Map
     """The messages in columns that are lists of them."""
     for name in columns:
         entries = as_list(row.get(name))
-        yield from (
-            (entry for entry in entries if isinstance(entry, Mapping))
-            if isinstance(entries, list)
-            else ()
-        )
+        if isinstance(entries, list):
+            yield from (entry for entry in entries if isinstance(entry, Mapping))
 
 
 def _is_text(value: object) -> bool:

@@ -25,6 +25,7 @@ from stepjepa.data.columns import (
     as_object,
     chat_column,
     column_value,
+    first_filled,
     form_of,
     listed_columns,
     refuse_half_characters,
@@ -116,9 +117,7 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
             raise DataError(
                 f"{name}: none of the first rows has the column {column!r} (found: {columns})"
             )
-    formats = Counter(
-        form for form in (_format_of(row, options) for row in objects) if form is not None
-    )
+    formats = Counter(filter(None, (_format_of(row, options) for row in objects)))
     if not formats:
         raise DataError(
             f"{name}: format not recognised (columns found: {columns}); name the columns with "
@@ -134,9 +133,7 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
     # The column of a generated response, which takes the place of the data set's answer in training.
     generated = None
     if response is None and options.format in ("auto", "teacher"):
-        generated = next(
-            (name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None
-        )
+        generated = first_filled(row, (RESPONSE_COLUMN, "response"))
     form = RawFormat(options.format, question, response or generated)
     if form.name == "teacher":
         return form._replace(response=form.response or RESPONSE_COLUMN)
