@@ -203,11 +203,8 @@ def normalise_number(text: str) -> str:
     >>> normalise_number("$1,234.50."), normalise_number(r"18\text{ dollars}"), normalise_number(r"\frac{2}{6}")
     ('1234.5', '18', '1/3')
     """
-    if _SIMPLE.fullmatch(text):
-        return text
-    bare = _bare(text)
-    number = _number(bare)
-    return bare if number is None else number
+    number = number_of(text)
+    return _bare(text) if number is None else number
 
 
 def number_of(text: str) -> str | None:

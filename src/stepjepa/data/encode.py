@@ -51,6 +51,7 @@ from stepjepa.data.tokens import (
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError, attempted, no_rows
+from stepjepa.utils.files import digest
 from stepjepa.utils.parallel import mapped
 
 if TYPE_CHECKING:
@@ -630,15 +631,15 @@ def encode_dataset(
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
     encoder = make_encoder(rows, tokenizer, renderer, options)
-    report, stores, digest = DataReport(rows.name), [], hashlib.sha256()
+    report, stores, digests = DataReport(rows.name), [], list[bytes]()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
     for encoded in mapped(encoder, chunks, processes, _NAME.dataset_num_proc):
         report.add(encoded.report)
         stores.append(encoded.store)
-        digest.update(encoded.digest)
+        digests.append(encoded.digest)
     # The digest of the rows in their order, which a resumed run compares with its own.
-    report.fingerprint = digest.hexdigest()[:16]
+    report.fingerprint = digest(digests)
     report.require(report.examples)
     store = ExampleStore.joined(stores)
     report.set_lengths(store.lengths)

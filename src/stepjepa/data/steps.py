@@ -27,6 +27,7 @@ from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import TOTAL_COLUMN, answers_in, column_value, listed_steps
 from stepjepa.data.numbered import numbered
 from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, StepsOptions
+from stepjepa.data.rendered import quoted
 from stepjepa.errors import ConfigError, RowError, attempted
 
 _NAME = Names(StepsOptions)
@@ -386,8 +387,9 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
             spaced = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if spaced is None:
                 where = f"after step {number - 1}" if number > 1 else "at all"
-                beginning = words if len(words) <= 60 else f"{words[:60]}..."
-                what = f"step {number} of {len(steps)} is not in the answer {where}: {beginning!r}"
+                what = (
+                    f"step {number} of {len(steps)} is not in the answer {where}: {quoted(words)}"
+                )
                 raise RowError("steps_not_found", what)
             start, end = spaced.span()
         starts.append(start)

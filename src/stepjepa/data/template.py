@@ -292,8 +292,8 @@ class ChatRenderer:
     def _reasoning_key(self) -> str:
         """The key of a message from which the template reads thinking, if it reads any."""
         for key in REASONING_KEYS:
-            answer = {"role": "assistant", "content": _mark(1), key: _mark(2)}
-            if _mark(2) in self._try([{"role": "user", "content": _mark(0)}, answer]):
+            user, answer = _marked(("user", "assistant"))
+            if _mark(2) in self._try([user, {**answer, key: _mark(2)}]):
                 return key
         return REASONING
 
@@ -302,7 +302,7 @@ class ChatRenderer:
         """Whether the template accepts the arguments of a tool call only as JSON text, as DeepSeek's does."""
         call = {"type": "function", "function": {"name": "f", "arguments": {"a": _mark(1)}}}
         calling = {"role": "assistant", "content": "", TOOL_CALLS: [call]}
-        user = {"role": "user", "content": _mark(0)}
+        user = _marked(("user",))[0]
         as_object, as_text = (
             attempted(self._write, [user, form]) for form in (calling, _with_texts(calling))
         )
@@ -311,8 +311,7 @@ class ChatRenderer:
     @cached_property
     def usual_opening(self) -> Opening:
         """The opening of an answer, without thinking, to a single question."""
-        chat = [{"role": "user", "content": _mark(0)}, {"role": "assistant", "content": _mark(1)}]
-        rendered = attempted(self.render, chat)
+        rendered = attempted(self.render, _marked(("user", "assistant")))
         openings = () if isinstance(rendered, RowError) else rendered.openings
         return next(iter(openings), None) or Opening()
 
@@ -363,9 +362,7 @@ class ChatRenderer:
         """The opening of each answer of a chat that matches the skeleton: the same for all chats with these roles."""
         roles = tuple(message["role"] for message in chat)
         if roles not in self._usual:
-            marked: Any = [
-                {"role": role, "content": _mark(index)} for index, role in enumerate(roles)
-            ]
+            marked = _marked(roles)
             rendered = self._try(marked)
             places = self._match(rendered, marked) or []
             self._usual[roles] = self._openings(rendered, marked, places)
@@ -402,7 +399,7 @@ class ChatRenderer:
     @cached_property
     def _folds_system(self) -> bool:
         """Whether the template refuses or leaves out a system message. The first chat with one causes a trial rendering."""
-        trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
+        trial = _marked(ROLES)
         return _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
 
     def _try(
@@ -416,11 +413,9 @@ class ChatRenderer:
         """The template's own text around the contents, one piece more than there are messages; None if it is not
         constant."""
         if roles not in self._skeletons:
-            marks = [_mark(index) for index in range(len(roles))]
-            chat = []
-            for role, mark in zip(roles, marks, strict=True):
-                chat.append({"role": role, "content": mark})
-            text = self._try(chat)
+            marked = _marked(roles)
+            marks = [message["content"] for message in marked]
+            text = self._try(marked)
             # A template that drops, repeats or reorders contents has no skeleton.
             any_mark = re.compile("|".join(marks))
             in_order = any_mark.findall(text) == marks
@@ -621,6 +616,11 @@ def _mark(index: int) -> str:
     return f"@@stepjepa:{index}@@"
 
 
+def _marked(roles: Sequence[str]) -> list[Mapping[str, Any]]:
+    """A chat of messages with these roles, whose contents are marks."""
+    return [{"role": role, "content": _mark(index)} for index, role in enumerate(roles)]
+
+
 def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> dict[str, Any]:
     """A message with other arguments in its tool calls."""
     calls = []
@@ -656,16 +656,12 @@ def _serves(name: str, rendered: RenderedChat) -> bool:
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Prepend the system message to the first user message, as templates without a system role expect."""
-    system = chat[0]
-    rest = chat[1:]
+    system, *rest = chat
     for index, message in enumerate(rest):
         if message["role"] == "user":
             lead = f"{system['content']}\n\n" if system["content"].strip() else ""
-            return [
-                *rest[:index],
-                {**message, "content": lead + message["content"]},
-                *rest[index + 1 :],
-            ]
+            rest[index] = {**message, "content": lead + message["content"]}
+            return rest
     raise RowError(
         "template_refused",
         "the chat template has no system role, and there is no user message to put the system message into",

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,9 +93,7 @@ def _without_swallowed(text: str, start: int, end: int) -> tuple[int, int]:
 def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int]) -> TokenisedText:
     """Encode a text as `encode_texts` does, but with a token boundary at each of the character positions `cuts`."""
     edges = [0, *cuts, len(text)]
-    pieces = encode_texts(
-        tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    )
+    pieces = encode_texts(tokenizer, [text[start:end] for start, end in pairwise(edges)])
     ids = np.concatenate([ids for ids, _ in pieces])
     return ids, [
         place + start for (_, last), start in zip(pieces, edges[:-1], strict=True) for place in last
