@@ -129,16 +129,15 @@ def is_python(text: str) -> bool:
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
     """Decode token ids, and keep only those special tokens that mark thinking; None if no token marks it."""
-    special = {
-        number: token.content
+    # Id of a special token -> whether it marks thinking.
+    marks = {
+        number: token.content in _MARK_TOKENS
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.special
     }
-    if not any(special.get(number) in _MARK_TOKENS for number in ids):
+    if not any(marks.get(number) for number in ids):
         return None
-    kept = [
-        number for number in ids if special.get(number) in _MARK_TOKENS or number not in special
-    ]
+    kept = [number for number in ids if marks.get(number, True)]
     return str(
         tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )

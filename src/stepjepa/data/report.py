@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -93,14 +93,12 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return a plain record for JSON."""
-        values = {
-            name: value.to_dict() if isinstance(value, Counts) else value
-            for name, value in vars(self).items()
-        }
-        return {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in values.items()
-        }
+        record: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Counts):
+                value = value.to_dict()
+            record[name] = dict(value) if isinstance(value, dict) else value
+        return record
 
 
 @dataclass
@@ -320,12 +318,13 @@ class RowCounts(Counts):
     """
 
     source: str
-    rows_read: int = field(default=0, kw_only=True)
-    rows_skipped: Counter[str] = field(default_factory=Counter, kw_only=True)
-    first_skipped: dict[str, str] = field(default_factory=dict, kw_only=True)
-    unread: Counter[str] = field(default_factory=Counter, kw_only=True)
-    other_columns: Counter[str] = field(default_factory=Counter, kw_only=True)
-    notes: Counter[str] = field(default_factory=Counter, kw_only=True)
+    _: KW_ONLY
+    rows_read: int = 0
+    rows_skipped: Counter[str] = field(default_factory=Counter)
+    first_skipped: dict[str, str] = field(default_factory=dict)
+    unread: Counter[str] = field(default_factory=Counter)
+    other_columns: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
 
     def see_left_over(self, rest: LeftOver) -> None:
         """Count the parts of a row that are not trained on."""
@@ -444,9 +443,7 @@ class DataReport(RowCounts):
         if lengths.size:
             names = ("min", "p50", "p90", "p99", "max")
             values = np.percentile(lengths, (0, 50, 90, 99, 100), method="nearest")
-            self.token_length = {
-                name: int(value) for name, value in zip(names, values, strict=True)
-            }
+            self.token_length = dict(zip(names, map(int, values), strict=True))
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
@@ -518,8 +515,7 @@ def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
     of a run's data sets; None if they do not have it."""
     endings: Counter[str] = Counter()
     for prompts in counts:
-        for ending, answers in (prompts.get("endings") or {}).items():
-            endings[ending] += answers
+        endings.update(prompts.get("endings") or {})
     return endings.most_common(1)[0][0] if endings else None
 
 

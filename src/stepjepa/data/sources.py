@@ -32,6 +32,8 @@ from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
+# The number of rows, of all data sets together, that a tokenizer is trained on.
+_TOKENIZER_ROWS = 50_000
 # Bytes at each end of a file that its fingerprint reads.
 _SAMPLED_BYTES = 2**16
 
@@ -45,17 +47,14 @@ def reading(name: object) -> Iterator[None]:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def texts_of(
-    sources: Sequence[Any], columns: PairColumns | None = None, limit: int = 50_000
-) -> Iterator[str]:
+def texts_of(sources: Sequence[Any], columns: PairColumns | None = None) -> Iterator[str]:
     """Yield the texts of the first rows of several data sets, the same number from each, to train a tokenizer on.
 
     Args:
         sources: anything that `RowSource` takes.
         columns: the two columns of a chat; None for the known names.
-        limit: the number of rows in all.
     """
-    each = -(-limit // len(sources))
+    each = -(-_TOKENIZER_ROWS // len(sources))
     rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
     for _, row in chain.from_iterable(islice(source, each) for source in rows):
         if columns is None and is_stream(row) and isinstance(row.get("text"), str):

@@ -50,13 +50,9 @@ class StreamStart(NamedTuple):
         """Return the start that a record holds: the list of its fields, after a round trip through JSON."""
         window, cursors, dropped, *counted = record
         # Version 0.2.0 wrote no reports.
-        reports = tuple(counted[0]) if counted else ()
-        return cls(
-            int(window),
-            tuple(Cursor(*map(int, cursor)) for cursor in cursors),
-            int(dropped),
-            reports,
-        )
+        reports = map(tuple, counted)
+        positions = tuple(Cursor(*map(int, cursor)) for cursor in cursors)
+        return cls(int(window), positions, int(dropped), *reports)
 
 
 class Streamed(NamedTuple):

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, check_fields, option, options_of
@@ -337,14 +337,12 @@ class A5(Task):
         # The length is fixed, but the draw advances the generator: without it, rows of earlier versions would change.
         length = rng.randint(self.length, self.length)
         word = rng.choices(even_permutations()[: self.symbols], k=length)
-        orders = []
-        order = _LETTERS
-        for symbol in word:
-            order = _permuted(order, symbol)
-            orders.append(order)
+        _, *orders = accumulate(word, _permuted, initial=_LETTERS)
+        answer = orders[-1]
         # The last order is the answer, even if it is not due.
-        steps = orders[self.every - 1 : -1 : self.every] + orders[-1:]
-        return self.chat(" ".join(word), steps, order)
+        steps = [*orders[self.every - 1 : -1 : self.every], answer]
+        question = " ".join(word)
+        return self.chat(question, steps, answer)
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:

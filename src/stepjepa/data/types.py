@@ -12,7 +12,7 @@ Shapes: T tokens of a trunk, S of a segment, R rows, P pairs, M terms, N labelle
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -287,11 +287,10 @@ class OnDevice:
     """A dataclass of tensors that moves between devices like a single tensor."""
 
     def _each(self, method: str, *args: Any, **kwargs: Any) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         moved = {
-            name: getattr(v, method)(*args, **kwargs)
-            for name, v in values.items()
-            if hasattr(v, method)
+            name: getattr(value, method)(*args, **kwargs)
+            for name, value in vars(self).items()
+            if hasattr(value, method)
         }
         return replace(self, **moved)  # type: ignore[type-var]
 
