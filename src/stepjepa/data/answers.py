@@ -208,7 +208,7 @@ def normalise_number(text: str) -> str:
 
 
 def number_of(text: str) -> str | None:
-    """Return the spelling by `normalise_number` if the text is a number, else None."""
+    """Return `normalise_number(text)` if the text is a number, else None."""
     return text if _SIMPLE.fullmatch(text) else _number(_bare(text))
 
 
@@ -241,8 +241,7 @@ def _number(bare: str) -> str | None:
     if len(mixed + above + below) > _LONGEST or not Fraction(below):
         return None
     value = (int(mixed) + Fraction(above) / Fraction(below)) * Fraction(10) ** power
-    # A product of twos and fives divides 10 to the power of its number of bits; any other denominator has no finite
-    # decimals.
+    # Only a denominator of twos and fives gives finite decimals, at most as many as the denominator has bits.
     places = value.denominator.bit_length()
     scaled, rest = divmod(value.numerator * 10**places, value.denominator)
     if rest:
@@ -298,7 +297,7 @@ _CALCULATION = re.compile(
 )
 _LIST_ITEM = re.compile(r"[.)][ \t]+\S")
 _HASHES = re.compile(r"####((?:(?!####)[^\n])*)")
-# A number, or "answer" and a number, but not a numbered heading such as "1. Count".
+# A number, perhaps after "answer", but not a numbered heading such as "1. Count".
 _HEADED = re.compile(
     r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d(?!\d{0,2}[.)][ \t]+\S)",
     re.IGNORECASE,
@@ -316,10 +315,10 @@ _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete, nonempty `\boxed{...}`, stripped; None without one.
+    r"""Return the stripped content of the last complete, nonempty `\boxed{...}`, or None.
 
     Braces may nest; escaped braces do not count. A box that never closes, as in a truncated answer, and an empty box are
-    skipped. Of nested boxes the innermost counts. `\boxed 18` counts only if no box has braces.
+    skipped. Of nested boxes, the innermost one counts. `\boxed 18` counts only if no box has braces.
     """
     if "boxed" not in text:
         return None
@@ -348,8 +347,8 @@ def final_answer(text: str) -> str | None:
 
     It is the first of these that the text has: the last nonempty `\boxed{}`; the rest of the line after the first `####`, if
     the text ends there or it is a number rather than a heading; the text between the last `<answer>` tags; the number after
-    the last "answer is" or "answer:"; the last number. None if the text has none of these. Thinking is skipped, see
-    `answer_of`.
+    the last "answer is" or "answer:"; the last number. None if the text has none of these. Thinking is skipped
+    (`answer_of`).
     """
     text = answer_of(text)
     boxed = last_boxed(text)

@@ -1,6 +1,6 @@
 """The parts of an answer's text: thinking, code, display maths and tables, which are never cut; and its paragraphs.
 
-`answer_of` alone decides which part of a text is the answer: the part after the last closing mark of thinking.
+Only `answer_of` decides which part of a text is the answer: the part after the last closing mark of thinking.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The marks that open and close thinking in Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4;
 # gpt-oss; Muse. The last two name the recipient of each message in its header. A mark after a backtick or a quotation mark
-# is only quoted in the text.
+# is only a quotation.
 _THINKING = (
     r"(?<![`\"'])(?:<(?:seed:)?think(?:ing)?>|<thought>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|channel>thought"
     r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>|[ ]?to=self<\|message\|>)"
@@ -48,7 +48,7 @@ _TOKEN = re.compile(
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
-# A cheap first test: a text without any of these strings has no blocks except tables.
+# A cheap test: a text without any of these strings has no blocks except tables.
 _SIGNS = (
     "think",
     "THINK",
@@ -144,8 +144,8 @@ def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str |
 
 
 def opened_in(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
-    """Return the mark at the end of a prompt that opens thinking, in which the answer then starts; empty if there is
-    none."""
+    """Return the mark that opens thinking at the end of a prompt, so that the answer starts inside it; else an empty
+    text."""
     end = list(prompt[-_LONGEST_MARK:])
     mark = _OPENED.search(str(tokenizer.decode(end, skip_special_tokens=False)))
     return mark[0] if mark else ""
@@ -162,7 +162,7 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
     at = 0
     # The end of the last thinking block.
     thought = 0
-    # If the text starts inside thinking that the prompt opened, a fence before its end does not belong to the answer.
+    # If the prompt opened thinking, the text starts inside it, and a fence in it does not belong to the answer.
     if "thought" in kinds and "think" not in kinds[: kinds.index("thought")]:
         at = kinds.index("thought")
     while at < len(tokens):
@@ -344,7 +344,7 @@ class Text:
     @cached_property
     def blocks(self) -> list[CharSpan]:
         """All blocks that are never cut, in order of their starts: thinking (an unclosed block runs to the end, an unopened
-        one starts with the text), code fences (an unclosed one runs to the end), display maths and tables."""
+        block starts with the text), code fences (an unclosed fence runs to the end), display maths and tables."""
         return sorted(block.span for block in self._blocks)
 
     @cached_property

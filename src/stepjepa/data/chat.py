@@ -64,11 +64,12 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 def row_to_messages(
     row: object, system_prompt: str | None = None, columns: PairColumns | None = None
 ) -> list[dict[str, str]]:
-    """Return the checked chat of one row. A chat without a system message gets the one in the row's system column, else
+    """Return the checked chat of one row. A chat without a system message gets that of the row's system column, else
     `system_prompt`.
 
     Raises:
-        RowError: none of the known columns, images or sound next to the chat, or a chat that `check_messages` refuses.
+        RowError: the row has no known column, or has images, video or sound next to the chat, or `check_messages` refuses
+            the chat.
     """
     row = as_object(row)
     messages = _known_chat(row) if columns is None else _from_named(row, columns)
@@ -81,7 +82,7 @@ def row_to_messages(
 
 
 def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, str]:
-    """Return the system message (or None), the question and the answer of a checked chat; RowError if it has more turns."""
+    """Return the system message (or None), the question and the answer of a checked chat; RowError for other turns."""
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     turns = messages if system is None else messages[1:]
     if [turn_name(turn) for turn in turns] != ["user", "assistant"]:

@@ -1,8 +1,8 @@
 """The columns of a row: its chat, its text or its steps; further information (switches, a system message, earlier turns,
 tools); and the columns that are not read.
 
-Every command reads these columns through `stepjepa.data.chat`. Columns that are not read are reported, never ignored
-silently.
+Every command reads these columns through `stepjepa.data.chat`. Columns that are not read are reported, never silently
+ignored.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ FORMS = (
 )
 # The second name is ShareGPT's.
 CHAT_COLUMNS = ("messages", "conversations")
-# Keys of the thinking in an assistant message; a checked message uses the first.
+# Keys of the thinking in an assistant message; a checked message uses the first one.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 REASONING = REASONING_KEYS[0]
 
@@ -93,8 +93,8 @@ def as_object(row: object) -> Mapping[str, Any]:
 
 
 def column_value(row: Mapping[str, object], name: str, default: object = None) -> object:
-    """Return the value of a column, or `default` without that column. ``solution.text`` is the key ``text`` of the object in
-    ``solution``, unless a column has this very name."""
+    """Return the value of a column, or `default` if the row does not have it. ``solution.text`` is the key ``text`` of the
+    object in ``solution``, unless a column has this very name."""
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
@@ -135,7 +135,7 @@ def refuse_half_characters(text: str, where: str) -> None:
 
 
 def is_stream(row: object) -> bool:
-    """Whether a row is plain text or token ids, without a chat's columns."""
+    """Whether a row is plain text or token ids, without the columns of a chat."""
     if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_WORDS):
         return False
     return row.get("text") is not None or row.get("input_ids") is not None
@@ -225,7 +225,7 @@ def texts_in(row: Mapping[str, object], names: Iterable[str]) -> list[str]:
 
 # Further information in a row
 
-# The key of a checked message that is False if the message is only context.
+# The key of a checked message whose value is False if the message is only context.
 TRAINED = "trained"
 # The role of a tool's result.
 TOOL = "tool"

@@ -107,7 +107,7 @@ class PairMaker(Protocol):
 
     @property
     def target_column(self) -> str | None:
-        """The column with the text of the target views, None for views of the chat."""
+        """The column with the text of the target views; None for views of the chat."""
 
     def cue_of(self, answer: str) -> CharSpan | None:
         """The span of the final answer's cue in the text of an answer, for `Turn.cue`."""
@@ -129,7 +129,7 @@ class EncodeOptions(DataOptions):
     Attributes:
         objective: finds the pairs; None for no pairs.
         rules: how the rows are split into steps, for objectives that need them.
-        max_positions: the number of learned absolute positions of the model; None for rotary models.
+        max_positions: the number of learned absolute positions of the model; None for rotary positions.
         vocabulary: rows of the model's embedding; None if no model is known.
     """
 
@@ -286,7 +286,7 @@ class RowEncoder:
         return attempted(template_turn_end, self.tokenizer, self.chats) is not None
 
     def new_counts(self) -> StepCounts:
-        """Empty counts of where the steps of the data set come from."""
+        """Empty counts of the origins of the steps in the data set."""
         return (
             StepCounts.of(self.options.rules)
             if self.options.needs_steps and not self.streams
@@ -340,7 +340,8 @@ class RowEncoder:
         return Encoded(counts, ExampleStore.of(examples), report, digests)
 
     def _text_of(self, chat: CheckedChat) -> str:
-        """The part of a chat that is tokenised: all of it, or up to the last answer where an EOS is appended."""
+        """The part of a chat that is tokenised: the complete chat, or the chat up to its last answer if an EOS is
+        appended."""
         # The template's text after the answer is cut off; otherwise, the tokenizer might merge it with the answer's last
         # character, such as a full stop with a line break.
         rendered = chat.shown
@@ -351,12 +352,13 @@ class RowEncoder:
         )
 
     def tokenised(self, chat: CheckedChat) -> TokenisedText:
-        """Return the tokens of a rendered chat, the first of which are those of its example, and their last characters."""
+        """Return the tokens of a rendered chat, before the cut at `max_length`, and their last characters."""
         (tokens,) = encode_texts(self.tokenizer, [self._text_of(chat)])
         return self._apart(chat, tokens)
 
     def _apart(self, chat: CheckedChat, tokens: TokenisedText) -> TokenisedText:
-        """The tokens of a chat, encoded again so that no token spans certain places."""
+        """The tokens of a chat, encoded again where a token spans the end of a prompt or, if an EOS follows it, of an
+        answer."""
         # A prompt ends where the model begins to write, so a token must end there in training, too.
         places = list(chat.shown.begins)
         if not self.template_ends_turns:
@@ -376,7 +378,7 @@ class RowEncoder:
         report.see_left_over(row.rest)
         labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
         if row.labels is None:
-            # The first token of a block has no prediction, so a last block of one token is left out.
+            # Nothing predicts the first token of a block, so a last block of one token is left out.
             blocks = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             labelled = [(block, (Span(1, len(block)),)) for block in blocks if len(block) > 1]
         else:
@@ -555,7 +557,7 @@ class RowEncoder:
         that ends a turn. The report names this token."""
         chat, turns, eos, objective = row.shown, list[Turn](), self.eos, self.options.objective
         steps_of_answers = row.step_spans if self.options.needs_steps else None
-        # The last user message before a turn, and the token after its end of turn.
+        # The last user message before a turn, and the token after the end of the user's turn.
         user: tuple[Span | None, int] = (None, 0)
         answers = 0
         end_id = None

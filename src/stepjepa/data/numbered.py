@@ -18,7 +18,7 @@ from stepjepa.data.blocks import CharSpan, Paragraph, Text
 _STEP = "(?i:step|schritt|étape|etape|paso|passo|etapa|步骤|步驟)"
 # After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
 _SIGN_AFTER = r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__)?[ \t]*(?:[:.，、)*\u2013\u2014-](?!\d)|\n|\Z))"
-# After `3.`: white space, markup, a word without a space in between, a script without spaces.
+# After `3.`: white space, markup, a word without a space before it, or a script without spaces.
 _AFTER = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
 
 # The start of a line. The line feed is part of the pattern (the text is searched with one in front): a literal first
@@ -135,7 +135,7 @@ def find_markers(text: Text) -> list[Marker]:
 
 
 def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
-    """Choose the markers that open the steps of a text, as lists that each count up; [] without any.
+    """Choose the markers that open the steps of a text, as lists that each count up; [] if there are none.
 
     Step words take precedence over numbers in headings, these over numbers in bold, and these over plain numbers; among
     numbers of the same kind, the first of the least indented lists wins. All other markers are items inside a step. A single
@@ -219,7 +219,7 @@ _TITLE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*|[ \t]*#[^\n
 
 
 def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
-    """The start of the paragraphs after the last item that do not belong to it; `end` without any.
+    """The start of the paragraphs after the last item that do not belong to it; `end` if there are none.
 
     They start with a label or a heading, or where the last item has more paragraphs than any other item.
     """
@@ -233,7 +233,7 @@ def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
 
 
 def _outer(text: Text, item: Marker, end: int) -> list[Paragraph]:
-    """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
+    """The paragraphs of an item after its first one that are not indented, and so could be outside of the item."""
     outer: list[Paragraph] = []
     for part in text.between(item.start + 1, end):
         # In an item that is a heading, lower headings are nested, except the heading of an answer.

@@ -150,7 +150,7 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
 
 
 def _chat_of(row: Mapping[str, Any], form: RawFormat) -> list[dict[str, str]]:
-    """The chat of a raw row; RowError without one."""
+    """The chat of a raw row; RowError if the row has none."""
     answer = form_of(row).answer
     if form.question:
         return row_to_messages(row, None, PairColumns(form.question, form.response or answer))
@@ -232,7 +232,7 @@ class Converter:
         form: the rows' format and columns.
 
     Attributes:
-        least: the least number of characters in a step.
+        least: the smallest number of characters in a step.
     """
 
     def __init__(self, form: RawFormat, options: PrepareOptions):
@@ -313,7 +313,7 @@ class Converter:
         return _JOIN.join(steps), steps
 
     def _checked_truth(self, example: RawExample, content: str) -> str | None:
-        """The ground truth; with ``require_correct`` checked against the response."""
+        """The ground truth; with ``require_correct``, it is checked against the response."""
         required = self._options.require_correct
         truth = example.ground_truth
         if truth is None:
@@ -360,7 +360,7 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
     """Return the response after its thinking; with `keep_thinking`, also the text inside and between thinking blocks.
 
     Raises:
-        RowError: nothing is left.
+        RowError: no text is left.
     """
     if not has_thinking(text):
         return [text]

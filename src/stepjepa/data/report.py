@@ -76,8 +76,8 @@ class Counts:
     """Numbers, counts, first examples and flags that add up chunk by chunk."""
 
     def add(self, later: Self) -> None:
-        """Add the counts of later rows of the same data set: numbers and counters add up; of other values, the earlier
-        stays."""
+        """Add the counts of later rows of the same data set: numbers and counters add up; of other values, the
+        earlier one is kept."""
         for name, value in vars(later).items():
             total = getattr(self, name)
             if isinstance(total, Counts):
@@ -92,7 +92,7 @@ class Counts:
                 setattr(self, name, total + value if type(total) is int else total or value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a plain record for JSON."""
+        """Return the counts as a plain record for JSON."""
         record: dict[str, Any] = {}
         for name, value in vars(self).items():
             if isinstance(value, Counts):
@@ -170,7 +170,7 @@ class DataWarning(NamedTuple):
 
     Attributes:
         name: a short key, such as ``one_step``.
-        count, total: the number of rows, answers or examples concerned, and of all of them.
+        count, total: the number of rows, answers or examples that the warning concerns, and the number of all of them.
         text: the problem, with the numbers.
         advice: what it means and what to do.
     """
@@ -222,7 +222,7 @@ class PromptCounts(Counts):
         """
         self.rows += 1
         answers = [message for message in messages if message["role"] == "assistant"]
-        # The prompts of users ask for a last answer, so only its opening counts in `endings`.
+        # Users prompt for the next answer in a chat, so only the opening of the last answer counts in `endings`.
         last = ""
         for message, opening in zip(answers, rendered.openings, strict=True):
             if opening is None or not is_trained(message):
@@ -391,7 +391,7 @@ class DataReport(RowCounts):
     Attributes:
         rows_kept: rows that are trained on.
         examples: examples of these rows; more than rows if long texts are cut into blocks.
-        examples_without_pairs: reason -> kept rows that are used for plain language modelling only.
+        examples_without_pairs: reason -> kept rows that are used only for language modelling.
         first_without_target: the first row without a text in the column of the target views, and what is wrong with it.
         pairs: source/target pairs in the kept rows.
         pairs_dropped: reason -> pairs of the kept rows that cannot be used.
@@ -447,7 +447,7 @@ class DataReport(RowCounts):
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
-        """Return the report of a record."""
+        """Return the report that a record holds."""
         parts = {"steps": StepCounts, "prompts": PromptCounts}
         counts = {
             name: kind(**_known(kind, record.get(name) or {})) for name, kind in parts.items()

@@ -143,7 +143,7 @@ class RowSource:
         return digest([b"%d:" % size, first, last])
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yield (number for `place`, row) of every row. Lines count from 1, rows from 0."""
+        """Yield (number for `place`, row) of every row. Lines are counted from 1, rows from 0."""
         return self.rows()
 
     def rows(self, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
@@ -182,7 +182,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     except DataError:
         raise
     except Exception as error:
-        # `datasets` raises errors of many libraries, and wraps the actual error in its own.
+        # `datasets` raises errors of many libraries, or wraps the actual error in its own.
         why = said(error.__cause__ or error, lines=1)
         if path.exists():
             raise DataError(f"{name}: cannot be read ({why})") from None
@@ -215,8 +215,8 @@ def near_path(path: Path) -> str:
 def file_rows(
     path: Path, part: RowShare = EVERY_ROW, strict: bool = True
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (number, row) of a file, which must not change meanwhile. Lines count from 1, rows of an array and of a Parquet
-    file from 0. Without `strict`, an unreadable row is yielded as a RowError, and reading goes on.
+    """Yield (number, row) of a file, which must not change meanwhile. Lines are counted from 1, rows of an array and
+    of a Parquet file from 0. Without `strict`, an unreadable row is yielded as a RowError, and reading goes on.
 
     Raises:
         DataError: the file cannot be read or changes; with `strict`, also if a row is broken.
@@ -247,7 +247,7 @@ def _json_lines(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
 
 
 def _json_line(raw: bytes) -> object:
-    """The row of a line, None for a blank one."""
+    """The row of a line; None for a blank line."""
     text = line_text(raw)
     if not text:
         return None
@@ -324,7 +324,7 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
-    """The row of a line, {} for a blank one."""
+    """The row of a line; {} for a blank line."""
     if lone_surrogate("".join(fields)) is not None:
         return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
     if fields and len(fields) != len(header):

@@ -112,8 +112,8 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
 def _separated(text: Text, separator: str) -> list[CharSpan]:
     r"""Steps end with a separator string, by default a blank line (``\n\n``).
 
-    Separators and line breaks right after it belong to the same step; those at the start of the text to the first step. If
-    the separator consists of line breaks, Windows line ends and lines of only spaces count too.
+    Further separators and line breaks directly after it belong to the same step; those at the start of the text, to the
+    first. If the separator consists of line breaks, Windows line ends and lines of only spaces count too.
     """
     breaks = separator.count("\n")
     if breaks and not separator.strip():
@@ -151,7 +151,7 @@ def _matched(text: Text, pattern: str) -> list[CharSpan]:
 
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> Any:
-    """Compile a pattern with `regex`, whose search, unlike that of `re`, accepts a time limit; ConfigError for a bad one."""
+    """Compile a pattern with `regex`, whose search has a time limit, unlike that of `re`; ConfigError for a bad pattern."""
     if not pattern:
         raise ConfigError(
             f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'"
@@ -198,7 +198,8 @@ _REACH = 24
 
 def sentences(text: Text) -> list[CharSpan]:
     """Every sentence is a step. It ends with ``. ! ? …`` before white space, with ``。 ！ ？ ।`` and the like, or with its
-    line, unless a lower-case letter follows. Abbreviations, initials and list numbers never end it, a blank line always.
+    line, unless a lower-case letter follows. Abbreviations, initials and list numbers never end it; a blank line always
+    does.
     """
     flat = text.flat
     cuts: list[int] = []
@@ -263,7 +264,7 @@ def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[
         return "numbered", marked.spans
     body = _body(source, paragraphs)
     hashes = _HASHES.search(text)
-    # No blank line before GSM8K's last line: the data set separates steps by line breaks.
+    # Without a blank line before GSM8K's last line, line breaks separate the steps.
     if len(body) < 2 or (hashes and hashes.start() > body[-1][0]):
         by_line = _lines(source)
         if len(by_line) > len(paragraphs) and not _is_wrapped(source.lines, len(by_line)):
@@ -321,7 +322,7 @@ class RowSteps(NamedTuple):
     """The steps of one row.
 
     Attributes:
-        spans: for each answer the spans of its steps, in characters of the answer.
+        spans: for each answer, the spans of its steps, in characters of the answer.
         own: whether the row lists the steps of its last answer.
         unread: why the listed steps are not used: a reason (see `report.reason_words`), and what is wrong. None if they are
             used, or if the row lists none.
@@ -339,7 +340,7 @@ def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -
         answers: the texts of its assistant messages in order: those of the row, or as a chat template writes them.
 
     Raises:
-        RowError: `rules.required`, and the row lists no steps, or they are not in its last answer.
+        RowError: `rules.required` is set, and the row lists no steps, or its last answer does not contain them.
     """
     split = rules.splitter.spans
     unread = None
@@ -372,7 +373,7 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     White space at the ends of a step is ignored, and runs of it inside may differ. Such steps may cut through blocks.
 
     Raises:
-        RowError: a step is not in `text` after the one before.
+        RowError: a step does not occur in `text` after the step before it.
     """
     starts: list[int] = []
     reached = 0
@@ -413,7 +414,8 @@ def rules_for(
     """Choose how to split the answers of a data set into steps.
 
     With ``auto``, listed steps are used where they are in the row's answer, and one splitter serves all other rows: the
-    choice of `choose_splitter` for such rows among the first rows, or for all of the first rows if each lists its steps.
+    choice of `choose_splitter` for such rows among the first rows, or for all of the first rows if each of them lists its
+    steps.
 
     Args:
         source: a `RowSource`; read only for ``auto``.

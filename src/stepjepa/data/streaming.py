@@ -1,7 +1,7 @@
 """Streams of examples from data sets that are never completely in memory: row by row, pass after pass, shuffled within a
 window.
 
-The number of rows is unknown: a pass over the data is over after its last row. The state of a stream is a few numbers
+The number of rows is unknown: a pass over the data ends after its last row. The state of a stream is a few numbers
 (`StreamStart`), so that a resumed run only has to read one window again.
 """
 
@@ -117,7 +117,8 @@ class RowStream:
             ended = False
             while len(rows) < size and not ended:
                 drawn = sum(cursor.rows for cursor in cursors) + 1
-                # The group furthest below its share comes next. Without random numbers, a resumed run repeats the order.
+                # The group furthest below its share comes next. No random number is drawn, so a resumed run repeats the
+                # order.
                 lags = [
                     share * drawn - cursor.rows
                     for share, cursor in zip(shares, cursors, strict=True)
@@ -174,7 +175,7 @@ class ExampleStream:
     """Windows of examples, encoded in advance (see `mapped`) by an encoder for every data set.
 
     Attributes:
-        reports: for every data set the report on all rows so far; a further pass counts again.
+        reports: for every data set, the report on all rows so far; a further pass counts them again.
     """
 
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
@@ -200,7 +201,7 @@ class ExampleStream:
         counted = list(map(DataReport.from_dict, records)) or [
             DataReport(source.name) for source in self.rows.sources
         ]
-        # The examples of the unfinished window. It is complete with `most` of them.
+        # The examples of the unfinished window, which is complete with `most` examples.
         held: list[Streamed] = []
         begin, most = (cursors, dropped, records), size
         for before, ended, reports, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):

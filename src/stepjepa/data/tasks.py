@@ -27,7 +27,7 @@ from stepjepa.errors import ConfigError
 
 # The group of the tasks' options.
 GROUP = "task"
-# The seed of the held-out rows minus that of the training rows.
+# The difference between the seeds of the held-out rows and of the training rows.
 HELD_OUT = 1_000_003
 # Further rows that `generate_unseen` tries, so that a small request does not give up early.
 TRIES = 1000
@@ -334,7 +334,8 @@ class A5(Task):
 
     def row(self, rng: random.Random) -> Row:
         """Generate a word and the orders after its symbols."""
-        # The length is fixed, but the draw advances the generator: without it, rows of earlier versions would change.
+        # The length is fixed, but drawing it advances the generator: without that, the rows of earlier versions would
+        # change.
         length = rng.randint(self.length, self.length)
         word = rng.choices(even_permutations()[: self.symbols], k=length)
         _, *orders = accumulate(word, _permuted, initial=_LETTERS)
@@ -414,7 +415,7 @@ def generate_split(
     task: Task | None = None,
     test_task: Task | None = None,
 ) -> tuple[list[Row], list[Row]]:
-    """Generate training rows and exactly `n_test` test rows. No test question occurs in training, or twice.
+    """Generate training rows and exactly `n_test` test rows. No test question occurs in training or occurs twice.
 
     Args:
         seed: of the training rows, which are ``generate_rows(n_train, seed, task)``; test rows have ``seed + HELD_OUT``.

@@ -1,8 +1,8 @@
 """Render chats with the tokenizer's template, and locate each message in the output.
 
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
-contents. Instead, the template also renders the chat with markers in place of the contents. The text around the markers is
-the template's own, and the real rendering must be exactly this text with the contents in between.
+contents. Instead, the template also renders the chat with marks in place of the contents. The text around the marks is the
+template's own, and the real rendering must be exactly this text with the contents in between.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class ChatRenderer:
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
         template_kwargs: further variables of the template: ``enable_thinking``, ``date_string`` (default `DEFAULT_DATE`),
-            ``tools``, or any other that it reads. The values are those of JSON.
+            ``tools``, or any other that the template reads. They have JSON's types.
 
     Attributes:
         given: `template_kwargs`; `kwargs`: all arguments of the template.
@@ -445,8 +445,8 @@ class ChatRenderer:
         return spans if position == len(text) else None
 
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
-        """The slow way, for templates whose text around a message depends on the contents (thinking blocks): render the chat
-        again for each message, with a mark in its place."""
+        """Locate messages the slow way, for templates whose text around a message depends on the contents (thinking blocks):
+        render the chat again for each message, with a mark in its place."""
         spans: list[MessageSpan] = []
         for index, message in enumerate(chat):
             reached = spans[-1].stop if spans else 0
@@ -458,7 +458,7 @@ class ChatRenderer:
                 spans.append(calls)
                 continue
             start, end = self._between(text, chat, index, around) or (-1, -1)
-            # Text next to calls must be inside their span: after the results it would look like an answer.
+            # Text next to calls must be inside their span: after the results, it would look like an answer.
             if start >= reached and (calls is None or calls.start <= start and end <= calls.stop):
                 spans.append(MessageSpan(message["role"], start, end, calls and calls.close))
             # A system message may be written elsewhere (some templates move it to the top). It then has no span, and needs

@@ -103,7 +103,7 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
     if (labels != ids)[named].any():
         known = f"the same token as in 'input_ids', or {NOT_LABELLED}"
         raise _contradiction(f"{LABELS!r} has other tokens; a label must be {known}")
-    # Labels that are a copy of the ids, as collators make them, label nothing in particular: the masks decide.
+    # Labels that are a copy of the ids, as collators make them, say nothing about training, so the masks decide.
     if named[attended].all():
         named = masked & attended if masked.all() else masked
     # Nothing predicts the first token, so the columns may differ there.

@@ -236,7 +236,7 @@ class Prompter:
 
     Args:
         prompt_from: the option of this name, see `data.options.PromptOptions`.
-        trained: the end of the generation prompt that the model's training data did not have; None if unknown.
+        trained: the end of the generation prompt that the model's training data did not have; None if this is unknown.
 
     Attributes:
         note: a warning if the prompt may differ from those in training; else empty.
@@ -312,7 +312,7 @@ class Prompter:
             answer = marked_text(self.tokenizer, ids) or text
             return opened_in(self.tokenizer, prompt) + answer
 
-        # The answer begins at the first token after the header. A token need not be complete characters, so bisect by the
+        # The answer begins at the first token after the header. A token may be only a part of a character, so bisect by the
         # length of the decoded text.
         def decoded_length(count: int) -> int:
             return len(self._decoded(ids[:count]))
@@ -331,8 +331,9 @@ class Prompter:
         return stop_ids(of_model, self.tokenizer, self.renderer)
 
     def unwritable_ids(self, rows: int) -> list[int]:
-        """Return the tokens that never stand for text, for a model with `rows` embeddings: rows after the
-        tokenizer's last token (padding of the vocabulary, predictor tokens during training) and kept predictor tokens."""
+        """Return the tokens that never stand for text, for a model with `rows` embeddings: those after
+        the tokenizer's last token (padding of the vocabulary, predictor tokens during training) and kept predictor
+        tokens."""
         kept = [index for index in kept_predictors(self.tokenizer).values() if index < rows]
         return sorted(
             {*kept, *range(max(self.tokenizer.get_vocab().values(), default=-1) + 1, rows)}
@@ -352,7 +353,7 @@ def label_spans(
     - ``assistant``: every answer and the end-of-turn token after it.
     - ``all``: every token except the first, which nothing predicts.
     - ``reference``: every token of system, user and assistant, but no end of turn and no padding. The published LLM-JEPA
-      code trains on these: its collator replaces the answer-only labels by the input ids and leaves out the padding token,
+      code trains on these: its collator replaces the answer-only labels with the input ids and leaves out the padding token,
       which is also the end of turn. For comparison only: such a model does not learn to stop.
 
     Args:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # The number of the trunk as a segment.
 TRUNK = 0
-# The attach of a segment that sees nothing of the trunk.
+# The value of `Segment.attach` for a segment that sees no token of the trunk.
 ISOLATED = -1
 # A placeholder for the id of the learned mask token.
 MASKED = -1
@@ -105,7 +105,8 @@ class Read(NamedTuple):
 
     Attributes:
         terms: the summands.
-        layer: the layer whose output is read (0: the embeddings, -2: the last but one); None for the final norm's.
+        layer: the layer whose output is read (0: the embeddings, -2: the last but one); None for the output of the final
+            norm.
     """
 
     terms: tuple[Term, ...]
@@ -153,7 +154,7 @@ class Example(NamedTuple):
         segments: the tokens after the trunk.
         pairs: pairs of states; without pairs, the example is used only for language modelling.
         view_spans: source and target views on the trunk, from which an objective samples pairs in every epoch.
-        replayed: an earlier example, whose pairs are trained again with this one.
+        replayed: an earlier example whose pairs are trained on again, together with this example.
     """
 
     trunk: np.ndarray
@@ -267,7 +268,7 @@ class Turn(NamedTuple):
 
     Attributes:
         user: content of the user message before it; None without one.
-        user_close: end of the user's turn, after its end-of-turn token; the readout ``last_token`` counts back from it.
+        user_close: end of the user's turn, after its end-of-turn token; the option ``last_token`` counts back from it.
         answer: content of the answer.
         label_stop: end of the labelled tokens: after the end-of-turn token.
         steps: spans of the answer's steps, empty unless the objective needs them. A step has no token (start == stop) if the
@@ -310,7 +311,8 @@ class Rows(OnDevice):
     Attributes:
         input_ids, position_ids: (R, T).
         attention_mask: (R, T), 1 = token, 0 = padding; only for padded rows.
-        example: (R, T), number of the example in the batch; -1 for padding. This and the following only for packed rows.
+        example: (R, T), number of the example in the batch; -1 for padding. This and the following tensors exist only for
+            packed rows.
         segment: (R, T), 0 = trunk.
         order: (R, T), index inside the segment.
         attach: (R, T), see `forest.visibility.visible`.
@@ -346,8 +348,8 @@ class StateReads(OnDevice):
         coefficients: (M,) float32; None with `vectors`.
         order: (P,) int64, the vector of each pair; None if vector i belongs to pair i.
         count: P.
-        layers: those whose states are read, see `Read`.
-        layer_of: (M,) int64, which of several layers each position is in; None for one.
+        layers: the layers whose states are read; see `Read`.
+        layer_of: (M,) int64, which of several layers each position is in; None for a single layer.
     """
 
     positions: torch.Tensor
@@ -372,7 +374,7 @@ class Batch(OnDevice):
         sources, targets: the vectors of all pairs. With `target_rows`, targets address the states of those rows.
         weights: (P,) float32, weights of the pairs in the loss; None if all are 1.
         groups: (P,) int64, see `Pair`; None if all are 0.
-        views: rows of the two-pass form, one for each segment, those of sources first.
+        views: rows of the two-pass form, one for each segment; those of sources come first.
         branches: the number of rows of sources in `views`.
         target_rows: rows of targets that need no gradient, for a separate pass; None without such a pass.
         idle: whether that pass has no targets, and runs only because other processes have targets.
