@@ -143,12 +143,13 @@ class StepCounts(Counts):
         )
         if not self.looked or (self.rows and not self.own):
             return by_splitter
-        listed = "the row's own" if self.rows == 1 else "the rows' own"
+        listed = "listed in the row" if self.rows == 1 else "listed in the rows"
         if not self.rows:
             return f"{listed}, else {by_splitter}"
         if self.own == self.rows:
             return listed
-        return f"{listed} in {self.own:,}, {by_splitter} in {self.rows - self.own:,}"
+        rows = counted(self.own, "row")
+        return f"listed in {rows}, {by_splitter} in {self.rows - self.own:,}"
 
     def lines(self) -> list[str]:
         """The counts, one fact per line; empty without a splitter."""
@@ -157,7 +158,7 @@ class StepCounts(Counts):
         lines = [f"steps: {self.words}"]
         for reason, rows in self.unread.most_common():
             why = f"{reason_words(reason)} (first: {self.first_unread[reason]})"
-            lines.append(f"own steps not used in {counted(rows, 'row')}: {why}")
+            lines.append(f"listed steps not used in {counted(rows, 'row')}: {why}")
         return lines
 
 
