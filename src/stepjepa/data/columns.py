@@ -136,9 +136,9 @@ def refuse_half_characters(text: str, where: str) -> None:
 
 def is_stream(row: object) -> bool:
     """Whether a row is plain text or token ids, without the columns of a chat."""
-    if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_WORDS):
+    if not isinstance(row, Mapping) or first_filled(row, _CHAT_WORDS) is not None:
         return False
-    return row.get("text") is not None or row.get("input_ids") is not None
+    return first_filled(row, ("text", "input_ids")) is not None
 
 
 def listed_steps(row: object, name: str) -> list[str]:

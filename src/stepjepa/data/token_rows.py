@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.columns import MASKS, LeftOver, left_over, refuse_half_characters
+from stepjepa.data.columns import (
+    MASKS,
+    LeftOver,
+    first_filled,
+    left_over,
+    refuse_half_characters,
+)
 from stepjepa.data.tokens import spans_of
 from stepjepa.data.types import NOT_LABELLED, Span
 from stepjepa.errors import RowError
@@ -89,7 +95,7 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
             f"{ATTENTION!r} masks all tokens, or some between others; it may only mask padding at the ends"
         )
     tokens = ids[kept].astype(np.int32)
-    if all(row.get(name) is None for name in (LABELS, *MASKS)):
+    if first_filled(row, (LABELS, *MASKS)) is None:
         return StreamRow(tokens)
 
     masked = np.logical_and.reduce(masks)

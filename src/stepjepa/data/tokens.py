@@ -155,9 +155,8 @@ def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
     """Return the special token that a chat template writes after a last answer, None if it writes none; RowError if the
     template refuses a chat of two messages."""
     chat = renderer.render(_SHORT_CHAT)
-    tail = tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
-    marks = turn_marks(tokenizer)
-    return next((index for index in tail if index in marks), None)
+    tail = chat.text[chat.spans[-1].end :]
+    return next(iter(_marks_in(tokenizer, tail)), None)
 
 
 def template_call_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
@@ -181,7 +180,12 @@ def template_marks(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | 
     chat = None if renderer is None else attempted(renderer.render, _SHORT_CHAT)
     if chat is None or isinstance(chat, RowError):
         return []
-    ids = tokenizer(chat.text, add_special_tokens=False)["input_ids"]
+    return _marks_in(tokenizer, chat.text)
+
+
+def _marks_in(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The special tokens in a text, each once, in order."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     marks = turn_marks(tokenizer)
     return [index for index in dict.fromkeys(ids) if index in marks]
 
