@@ -99,7 +99,7 @@ def test_only_correct_responses(tmp_path):
     ]
     report = run(tmp_path, rows, require_correct=True)
     assert report.rows_skipped == {"wrong_answer": 1, "no_ground_truth": 1}
-    assert "raw.jsonl line 3: the response ends in '7', the ground" in report.first_skipped["wrong_answer"]
+    assert "raw.jsonl line 3: the response ends in '7', but the ground truth" in report.first_skipped["wrong_answer"]
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8.0", "9"]
     run(tmp_path, rows)
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8", "8.0", "9", "9"]

@@ -100,7 +100,7 @@ def test_names_of_the_hub(tmp_path, monkeypatch, name, asked):
 
 
 def test_other_things_that_are_no_data(tmp_path):
-    assert "unknown type of file; known: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
+    assert "unknown type of file; known types: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
     (tmp_path / "empty").mkdir()
     assert "the folder is empty" in error_of(tmp_path / "empty")
     assert "data of type int cannot be read" in error_of(7)

@@ -316,7 +316,7 @@ class PrepareOptions:
         at_least=0,
         below=1,
     )
-    num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT, at_least=1)
+    num_proc: int = option(1, "Number of processes that prepare rows.", _OUTPUT, at_least=1)
     overwrite: bool = option(
         False,
         "Replace output files that exist, once the new ones are complete.",

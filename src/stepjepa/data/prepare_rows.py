@@ -330,7 +330,8 @@ class Converter:
         answer = final_answer(content) if required else truth
         if required and not answers_match(answer, truth):
             raise RowError(
-                "wrong_answer", f"the response ends in {answer!r}, the ground truth is {truth!r}"
+                "wrong_answer",
+                f"the response ends in {answer!r}, but the ground truth is {truth!r}",
             )
         return truth
 

@@ -166,7 +166,9 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{near_path(path)}")
     if path.is_file():
-        raise DataError(f"{name}: unknown type of file; known: {', '.join(sorted(FILE_SUFFIXES))}")
+        raise DataError(
+            f"{name}: unknown type of file; known types: {', '.join(sorted(FILE_SUFFIXES))}"
+        )
     # `datasets` is slow to import, and files of rows do not need it.
     import datasets
 

@@ -86,7 +86,7 @@ class Segment(NamedTuple):
         predictors = np.asarray(predictor_ids[first : first + self.slots], np.int32)
         if len(predictors) < self.slots:
             raise ValueError(
-                f"group {self.group} has {self.slots} predictor tokens, and {len(predictor_ids)} ids are given"
+                f"group {self.group} has {self.slots} predictor tokens, but {len(predictor_ids)} ids are given"
             )
         return np.concatenate([ids[: self.slot], predictors, ids[self.slot :]])
 
