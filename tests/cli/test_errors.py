@@ -215,7 +215,7 @@ MODELS = [
     ("export model out --base_model model", "is not an adapter"),
     ("export adapter out", "the adapter names no base; give --base_model"),
     ("doctor --model_name no/model", "no/model"),
-    ("doctor --data a.jsonl", "can be used; skipped 1: none of the columns that make a chat (first: a.jsonl line 1: "),
+    ("doctor --data a.jsonl", "can be used; skipped 1: none of the columns of a chat (first: a.jsonl line 1: "),
     ("demo --lbd 0.5", "--lbd: write --set arms.step_jepa.lbd=VALUE"),
 ]
 if Path("/proc/self").is_dir():  # a folder that nobody can write to

@@ -243,7 +243,8 @@ def test_rows_and_options_of_metrics(home, tmp_path, capsys):
     assert main([*words, "--output_dir", str(tmp_path / "a")]) == 0
     said = capsys.readouterr()
     assert (
-        "skipped 1: nothing that a metric could compare with (first: " in said.err and "rows.jsonl line 3" in said.err
+        "skipped 1: no reference answer that a metric could use (first: " in said.err
+        and "rows.jsonl line 3" in said.err
     )
     assert "skipped        2 of 4 rows" in said.out
     options = ["--metric_options", '{"reference_column": "ground_truth"}']

@@ -105,7 +105,7 @@ def test_a_template_that_leaves_the_system_out_gets_it_folded():
     assert shown(out) == [("user", "S\n\nQ"), ("assistant", "A")]
     blank = renderer(DROPS_SYSTEM).render(chat("Q", "A", system=" "))
     assert blank.text == "<user>Q</><assistant>A</>"
-    with pytest.raises(RowError, match="no user message to fold"):
+    with pytest.raises(RowError, match="no user message to put"):
         renderer(DROPS_SYSTEM).render([{"role": "system", "content": "S"}, {"role": "assistant", "content": "A"}])
 
 
@@ -137,7 +137,7 @@ def test_a_template_that_does_not_end_is_stopped(monkeypatch):
     loop = "{% for a in range(90000) %}{% for b in range(90000) %}{% endfor %}{% endfor %}"
     before = signal.getsignal(signal.SIGVTALRM)
     for template in (loop, f"{{% if '@@' in messages[0]['content'] %}}{loop}{{% endif %}}"):
-        with pytest.raises(ConfigError, match="does not end: 2 messages took more than 0.2 s; mend it"):
+        with pytest.raises(ConfigError, match="does not end: 2 messages took more than 0.2 s; fix it"):
             renderer(template).render(chat("Q", "A"))
     with pytest.raises(ConfigError, match="does not end"):
         renderer(loop).prompt(chat("Q"))

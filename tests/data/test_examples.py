@@ -128,7 +128,7 @@ def test_nothing_to_train_on(bpe_tokenizer):
     with pytest.raises(DataError, match="none of 2 rows can be used; skipped 2: .*first: list row 0: columns"):
         encode(bpe_tokenizer, [{"body": "a"}, {"body": "b"}])
     bare = byte_bpe_tokenizer(template="plain_no_eot")
-    with pytest.raises(DataError, match="the answer is empty, and nothing ends its turn"):
+    with pytest.raises(DataError, match="the answer is empty, and no token ends its turn"):
         encode(bare, [chat("")])
 
 

@@ -51,7 +51,7 @@ def test_contexts_and_mixed_rows():
     [
         ({"conversations": [{"from": "observation", "value": "5"}]}, "no_assistant_message", "no answer to learn"),
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text_alone", "a part of type 'image'"),
-        ({"image": "cat.png", "conversations": SHARED}, "not_text_alone", "column 'image' goes with the chat"),
+        ({"image": "cat.png", "conversations": SHARED}, "not_text_alone", "column 'image' belongs to the chat"),
         ({"conversations": []}, "no_messages", "'conversations' is not a non-empty list"),
         ({"instruction": ["a"], "output": "b"}, "content_not_text", "message 1 (user) has content of type list"),
         ({"a": {"b": 1, "c": 2}, "d": 3}, "no_known_columns", "columns found: a.b, a.c, d; expected messages, conv"),
@@ -62,7 +62,7 @@ def test_contexts_and_mixed_rows():
         ({"messages": [{"role": "critic", "content": ""}]}, "unknown_role", "message 1 has role 'critic'"),
         ({"messages": [{**CHAT[1], "content": 7}]}, "content_not_text", "message 1 (assistant) has content of"),
         ({"messages": [{**CHAT[1], "content": [{"type": "text"}]}]}, "content_not_text", "has content of type list"),
-        ({"messages": [{**CHAT[1], "content": "a\ud83d b"}]}, "broken_text", "without its other half"),
+        ({"messages": [{**CHAT[1], "content": "a\ud83d b"}]}, "broken_text", "contains the lone surrogate"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
         ({f"column {n}": 1 for n in range(99)}, "no_known_columns", "column 18, column 19, ...; expected"),
         ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 80 + "...; expected"),

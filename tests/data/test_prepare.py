@@ -99,7 +99,7 @@ def test_only_correct_responses(tmp_path):
     ]
     report = run(tmp_path, rows, require_correct=True)
     assert report.rows_skipped == {"wrong_answer": 1, "no_ground_truth": 1}
-    assert "raw.jsonl line 3: the response ends in '7', the ground" in report.first_skipped["wrong_answer"]
+    assert "raw.jsonl line 3: the response ends in '7', but the ground truth" in report.first_skipped["wrong_answer"]
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8.0", "9"]
     run(tmp_path, rows)
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1200", "1,200", "8", "8.0", "9", "9"]
@@ -175,8 +175,8 @@ def test_the_default_prompt_asks_for_a_box_and_only_answers_with_one_get_it(tmp_
         (b'{"question": "caf\xe9", "answer": "a"}\n', "not_utf8", "not UTF-8 text (invalid continuation byte)"),
         (b'{"a": ' * 100_000 + b"\n", "broken_json", "nested too deeply"),
         (b'{"question": "' + b"x" * 65 * 2**20, "line_too_long", "the line has more than 64 MiB"),
-        (HALF, "broken_text", "\\ud83d without its other half"),
-        (LINE[:-2] + b', "ground_truth": "\\ud83d"}\n', "broken_text", "a text holds"),
+        (HALF, "broken_text", "the lone surrogate \\ud83d"),
+        (LINE[:-2] + b', "ground_truth": "\\ud83d"}\n', "broken_text", "the row contains"),
         (b'{"' + b"k" * 3000 + b'": 1}\n', "no_known_columns", f"columns found: {'k' * 80}...;"),
         (b'{"question": "q", "answer": "' + b"\\\\[ " * 400_000 + b'"}\n', "text_too_long", "at most 1,000,000"),
     ],
@@ -301,7 +301,7 @@ def test_names_that_cannot_be_written(source, tmp_path):
     raw = write(tmp_path / "raw.jsonl", [gsm8k(1)])
     (tmp_path / "link.jsonl").symlink_to(raw)
     for name in ("raw.jsonl", "link.jsonl"):
-        with pytest.raises(ConfigError, match="is the file that is read"):
+        with pytest.raises(ConfigError, match="is the input file"):
             prepare(PrepareOptions(str(raw), output_file=str(tmp_path / name), overwrite=True))
     assert lines(raw) == [gsm8k(1)]
     (tmp_path / "far").mkdir()
@@ -311,5 +311,5 @@ def test_names_that_cannot_be_written(source, tmp_path):
 
 
 def test_a_file_of_another_kind_is_not_written():
-    with pytest.raises(ConfigError, match="so end it in .jsonl"):
+    with pytest.raises(ConfigError, match="the name must end in .jsonl"):
         prepare(PrepareOptions(output_file="out.parquet"), [gsm8k(1)])

@@ -139,10 +139,10 @@ def test_check_counts_what_is_trained():
 @pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
-        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "unknown_switch", "message 2 (assistant) has weight 0.5; known"),
+        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "unknown_switch", "message 2 (assistant) has weight 0.5; use"),
         ({"messages": [USER, {**ANSWER, "loss_mask": [1, 0]}]}, "unknown_switch", "has loss_mask [1, 0]"),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, "switched_off", "every answer that could be trained"),
-        ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "'answers' holds no text"),
+        ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "'answers' has no text"),
         ({"question": Q, "answer": A, "chat_template_kwargs": [1]}, "bad_template_kwargs", "must be an object"),
         ({"question": Q, "answer": A, "tools": {"a": 1}}, "bad_template_kwargs", "a list of functions"),
         ({"question": Q, "answer": A, "chat_template_kwargs": {"tokenize": 1}}, "bad_template_kwargs", "cannot be set"),
@@ -188,14 +188,14 @@ def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
     rows += [{"question": Q, "answer": A}, {"messages": [*CHAT, USER]}, {"prompt": Q, "chosen": A, "rejected": LONG}]
     report = stepjepa.check(rows)
     found = {warning.name: (warning.count, warning.text) for warning in report.warnings}
-    assert found["unread"] == (3, "column 'hint': text in 3 rows that is not read")
+    assert found["unread"] == (3, "the text of column 'hint' is not read in 3 rows")
     assert found["preference_pairs"][0] == found["ends_on_user"][0] == 1
     assert "columns not read (ids, categories and the like): id, level" in str(report)
     _, _, data = encode(rows)
     lines = "\n".join(data.lines())
-    assert "warning: column 'hint': text in 3 rows that is not read: write it into the question or the answer" in lines
-    assert "warning: 1 row with a rejected answer, which is not read; the other one" in lines
-    assert "warning: 1 row with a message of the user at the end, which is context; the answers" in lines
+    assert "warning: the text of column 'hint' is not read in 3 rows: move it into the question or the answer" in lines
+    assert "warning: 1 row with a rejected answer, which is not read; only the preferred answer" in lines
+    assert "warning: 1 row with a user message at the end, which is only context; the answers" in lines
     assert lines.count("warning:") == 3 and lines.count("columns not read") == 1
     assert DataReport.from_dict(json.loads(json.dumps(data.to_dict()))).lines() == data.lines()
     # Two columns that are named are a choice.
@@ -204,7 +204,7 @@ def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
     file = write(tmp_path / "rows.jsonl", rows)
     assert main(["check", str(file), "--model_name", "micro", "--regular"]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Column 'hint': text in 3 rows that is not read" in printed
+    assert "The text of column 'hint' is not read in 3 rows" in printed
 
 
 def test_a_long_column_of_plain_text_is_reported():
@@ -284,4 +284,4 @@ def test_one_step_answers_advise_llm_jepa():
     with pytest.raises(DataError, match="train with --objective llm_jepa, which needs no steps"):
         encode_for_training(rows, byte_bpe_tokenizer(), JEPAOptions(objective="step_jepa"))
     _, _, report = encode([*rows, {"question": Q, "answer": A}], objective="step_jepa")
-    assert "most answers have one step: llm_jepa needs no steps" in report.lines()
+    assert "most answers have only one step; the objective llm_jepa needs no steps" in report.lines()

@@ -100,7 +100,7 @@ def test_names_of_the_hub(tmp_path, monkeypatch, name, asked):
 
 
 def test_other_things_that_are_no_data(tmp_path):
-    assert "unknown kind of file; known: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
+    assert "unknown type of file; known types: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
     (tmp_path / "empty").mkdir()
     assert "the folder is empty" in error_of(tmp_path / "empty")
     assert "data of type int cannot be read" in error_of(7)
@@ -180,8 +180,8 @@ def test_csv(cache):
     [
         ("", None, "the file is empty; a CSV file begins with the names of its columns"),
         (b"question,answer\na,b\n\xe9,b\n", 3, "not UTF-8 text"),
-        ("question,answer\na,b\nc\n", 3, "the row has 1 fields, the header names 2 columns"),
-        ('question,answer\na,"b\nc', 2, "broken CSV (unexpected end of data); a quote may lack its partner"),
+        ("question,answer\na,b\nc\n", 3, "the row has 1 fields, but the header names 2 columns"),
+        ('question,answer\na,"b\nc', 2, "broken CSV (unexpected end of data); a closing quote may be missing"),
         ('question,answer\na,"b"c\n', 2, "broken CSV"),
         ("question,answer,answer\na,b,c\n", 1, "two columns have the same name; rename one"),
     ],

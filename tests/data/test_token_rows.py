@@ -51,17 +51,17 @@ def test_the_first_token_is_never_predicted(bpe_tokenizer):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"labels": [12, 13, 14, 15, 16, -100]}, "'labels' holds other tokens; a label is the token of"),
-        ({"labels": IDS[:5]}, "'labels' has 5 entries for 6 of 'input_ids'"),
-        ({"completion_mask": [0, 1]}, "'completion_mask' has 2 entries for 6"),
-        ({"labels": [-100, -100, 10**6, 14, 15, 16]}, "'labels' holds 1000000; -100 to"),
-        ({"loss_mask": [0, 0, 2, 1, 1, 1]}, "'loss_mask' holds 2; 0 to 1 are known"),
+        ({"labels": [12, 13, 14, 15, 16, -100]}, "'labels' has other tokens; a label must be the same token"),
+        ({"labels": IDS[:5]}, "'labels' has 5 entries, but 'input_ids' has 6"),
+        ({"completion_mask": [0, 1]}, "'completion_mask' has 2 entries, but 'input_ids' has 6"),
+        ({"labels": [-100, -100, 10**6, 14, 15, 16]}, "'labels' contains 1000000; its values must be from -100 to"),
+        ({"loss_mask": [0, 0, 2, 1, 1, 1]}, "'loss_mask' contains 2; its values must be from 0 to 1"),
         ({"loss_mask": "111111"}, "'loss_mask' is not a list of whole numbers"),
         ({"labels": [-100, -100, 13, 14, 15, 16], "loss_mask": [0, 0, 0, 1, 1, 1]}, "label different tokens"),
-        ({"attention_mask": [1, 1, 0, 1, 1, 1]}, "takes out all tokens, or some between others"),
-        ({"attention_mask": [0, 0, 0, 0, 0, 0]}, "takes out all tokens"),
-        ({"attention_mask": [1, 1, 1, 1, 1, 0], "labels": [-100] * 5 + [16]}, "a token that 'attention_mask' takes out is"),
-        ({"attention_mask": [1, 1, 1, 1, 1, 0], "completion_mask": [0, 0, 0, 0, 1, 1]}, "takes out is labelled"),
+        ({"attention_mask": [1, 1, 0, 1, 1, 1]}, "masks all tokens, or some between others"),
+        ({"attention_mask": [0, 0, 0, 0, 0, 0]}, "masks all tokens"),
+        ({"attention_mask": [1, 1, 1, 1, 1, 0], "labels": [-100] * 5 + [16]}, "a token that 'attention_mask' masks is"),
+        ({"attention_mask": [1, 1, 1, 1, 1, 0], "completion_mask": [0, 0, 0, 0, 1, 1]}, "masks is labelled"),
     ],
 )  # fmt: skip
 def test_contradictions_are_refused(bpe_tokenizer, more, words):

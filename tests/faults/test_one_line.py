@@ -143,7 +143,7 @@ def test_a_template_that_takes_too_much_memory_is_refused(tokenizer, name):
 
     greedy, before = copy.deepcopy(tokenizer), resource.getrlimit(resource.RLIMIT_AS)
     greedy.chat_template = GREEDY[name]
-    with pytest.raises(ConfigError, match="the chat template takes more than 1,024 MiB for 1 messages; mend it"):
+    with pytest.raises(ConfigError, match="the chat template takes more than 1,024 MiB for 1 messages; fix it"):
         ChatRenderer(greedy).apply([{"role": "user", "content": "a"}])
     assert resource.getrlimit(resource.RLIMIT_AS) == before
 

@@ -212,7 +212,7 @@ def test_an_answer_that_is_not_located_says_what_is_missing():
     with pytest.raises(RowError) as caught:
         ChatRenderer(tokenizer_with("{% for m in messages %}" + keeps + "{% endfor %}")).render(CHATS["thinking"])
     assert str(caught.value) == (
-        "message 2 (assistant) cannot be located in what the chat template writes; '<think>' is missing; "
+        "message 2 (assistant) cannot be located in the output of the chat template; '<think>' is missing; "
         """--chat_template_kwargs '{"keep_thinking": true}' keeps it"""
     )
 

@@ -134,11 +134,11 @@ def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path,
     assert record["feeding"]["data"]["pairs"] == paired
 
     started, report = train(capsys, file, folder)
-    assert report["pairs"] == paired and "steps: the rows' own" in started
-    assert "steps: the rows' own" in data_lines({"train": report})  # as stepjepa report has it
+    assert report["pairs"] == paired and "steps: listed in the rows" in started
+    assert "steps: listed in the rows" in data_lines({"train": report})  # as stepjepa report has it
     for number, row in enumerate(rows[:3]):
         shown = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", number)
-        assert "steps: the row's own" in shown
+        assert "steps: listed in the row" in shown
         assert f"step {row['total_steps']} " in shown and f"step {row['total_steps'] + 1} " not in shown
 
     # The command that prepare ends with is one to type.
@@ -173,7 +173,7 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     assert "line 2: step 2 of 2 is not in the answer after step 1: 'Double it.'" in str(warnings)
     said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
     assert report["pairs"] == 2 + 10 * 2
-    assert "own steps not used in 1 row: the steps in the row are not in its answer (first: " in said
+    assert "listed steps not used in 1 row: the steps in the row are not in its answer (first: " in said
     # Who names a splitter, or requires the column, gets that.
     record = checked(capsys, file, "--step_splitter", "lines")
     assert record["step_counts"] == {"2": 1, "3": 11} and record["steps"]["own"] == 0

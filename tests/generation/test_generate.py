@@ -148,8 +148,7 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     assert "  attempt 1: 4 solved" in summary and "  attempt 2: 3 solved" in summary
     assert "  unsolved 1, by the last attempt: wrong answer 1" in summary
     assert any(
-        line.startswith("  skipped 1: none of the columns that make a chat (first:") and "line 9" in line
-        for line in summary
+        line.startswith("  skipped 1: none of the columns of a chat (first:") and "line 9" in line for line in summary
     )
     assert "  tokens: 65 read, 91 written" in summary
     names = sorted(path.name for path in out.parent.iterdir())

@@ -2,9 +2,9 @@ r"""The final answer of a text, numbers as people and models write them, and the
 
 Numbers may have thousands separators of several styles, decimals, fractions (`1/2`, `\dfrac{1}{2}`), mixed numbers, powers
 of ten, scale words (`5 million`), full-width digits, and signs and words that name what is counted (`$18`,
-`\text{18 dollars}`, `x = 18`). Nothing is evaluated: `1/2` and `0.5` are the same number, `\sqrt{4}` and `2` are not; the
-metric `math` compares symbols. The rules work on strings and on integers of bounded length, so the cost is linear in the
-length of a number.
+`\text{18 dollars}`, `x = 18`). No expression is evaluated: `1/2` and `0.5` are the same number, but `\sqrt{4}` and `2`
+are not; the metric `math` compares expressions symbolically. The rules work on strings and on integers of bounded length, so
+the cost is linear in the length of a number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LATEX_SIGNS = {
 _SPACE_RUN = re.compile(r"\s+")
 _GROUP = re.compile(r"\((?:[^(){},]*)\)|\{(?:[^(){},]*)\}|\$[^$]+\$|'[^']+'")
 
-# Fractions that are a single character. The space in front keeps a mixed number apart: not 11/2 for one and a half.
+# Fractions that are a single character. The leading space separates the parts of a mixed number: 1 1/2, not 11/2.
 _ONE_SIGN = "\u00bc-\u00be\u2150-\u215e"
 _ONE_HALF_AND_OTHERS = {
     code: " " + unicodedata.normalize("NFKC", chr(code)).replace("\u2044", "/")
@@ -56,20 +56,20 @@ _SAME = {
     "'": "\u02bc\u2019",
     " ": "\xa0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000",
 }
-# The printable characters of ASCII in the width of a Chinese character.
+# The full-width forms of the printable ASCII characters.
 _FULL_WIDTH = {0xFF01 + number: 0x21 + number for number in range(94)}
 _FOLD = _FULL_WIDTH | {ord(sign): plain for plain, signs in _SAME.items() for sign in signs}
 
 
 def fold(text: str) -> str:
-    """Replace minus signs, spaces and full-width characters by ASCII, one for one, so that positions stay valid."""
+    """Replace minus signs, spaces and full-width characters with ASCII, one for one, so that positions stay valid."""
     return text if text.isascii() else text.translate(_FOLD)
 
 
 def plain_text(text: str) -> str:
-    r"""Strip LaTeX, Markdown, quotation marks, brackets and a final period around a text, and collapse its spaces.
+    r"""Strip LaTeX, Markdown, quotation marks, brackets and a final period from the ends of a text, and collapse its spaces.
 
-    Numeric fractions become `1/2`, `\times` becomes the sign it prints; other LaTeX commands stay.
+    Numeric fractions become `1/2`, and `\times` becomes the sign that it prints; other LaTeX commands stay.
 
     >>> plain_text(r"**\(\text{Monday}\)**.")
     'Monday'
@@ -82,7 +82,7 @@ def plain_text(text: str) -> str:
 
 
 def trimmed(text: str) -> str:
-    """Strip marks at both ends, and brackets around the complete text."""
+    """Strip Markdown and quotation marks at both ends, and brackets around the complete text."""
     # Marks may nest: "(*18*)." takes three passes. The bound keeps the cost linear.
     for _ in range(4):
         before = text
@@ -116,12 +116,12 @@ def _in_one_line(match: re.Match[str]) -> str:
     )
 
 
-# The most digits of a number in arithmetic, and the largest exponent. A longer number stays a text.
+# The most digits of a number for arithmetic, and the largest exponent. A longer number is not converted.
 _LONGEST = 400
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3}
 
-# Thousands in groups, 1,234  1{,}234  1\,234  1,23,456  1 234  1'234  1_234  1.234.567, or without: 1234. Repetitions that
-# may fail late are bounded, else a line of "11,11,11,..." would take quadratic time.
+# Whole numbers with thousands in groups, 1,234  1{,}234  1\,234  1,23,456  1 234  1'234  1_234  1.234.567, or without: 1234.
+# Repetitions that may fail late are bounded; otherwise, a line of "11,11,11,..." would take quadratic time.
 _WHOLE = r"""(?:\d{1,3}(?:(?:,(?:\\!)?|\{,\}|\\,)\d{3})+(?!\d)|\d{1,2}(?:,\d{2}){1,6},\d{3}(?!\d)
     |\d{1,3}(?:[ ]\d{3})+(?![\d/])|\d{1,3}(?:'\d{3})+(?!\d)|\d{1,3}(?:_\d{3})+(?!\d)|\d{1,3}(?:\.\d{3}){2,}(?!\d)|\d+)"""
 _DECIMAL = rf"(?:\d{{1,3}}(?:[. ]\d{{3}}){{1,9}},\d+(?!\d)|{_WHOLE}(?:\.\d+)?|(?<![\w.])\.\d+)"
@@ -129,7 +129,7 @@ _SCALE = r"(?i:hundred|thousand|million|billion|trillion)\b"
 _FRAC = r"\\[dtc]?frac[ ]?(?:\{[ ]?-?[\d.,]+[ ]?\}[ ]?\{[ ]?[\d.,]+[ ]?\}|\d[ ]?\d)"
 
 # A number inside one line of a folded text. A minus is a sign only if no digit, letter or closing bracket precedes it
-# ("5-3" is a difference). Dates, times and ratios match completely, so that their parts do not count as numbers.
+# ("5-3" is a difference). Dates, times and ratios match as a whole, so that their parts do not count as numbers.
 NUMBER = re.compile(
     rf"""
     (?=[-\\.\dmnMN$\u20ac\u00a3\u00a5\u20b9{_ONE_SIGN}])(?:          # for speed: the first character of every alternative
@@ -151,9 +151,9 @@ NUMBER = re.compile(
 )
 
 _POWER = r"10[ ]?(?:\^|\*\*)[ ]?\{?"
-# Words before and after a number: letters of any script and the marks between words, but no operator of a calculation.
+# Words before and after a number: letters of any script and the marks between words, but no arithmetic operators.
 _OTHER_SCRIPTS = "[^\\x00-\\x7f\\d\u00d7\u00f7\u03c0\u2200-\u22ff]"
-# A number without LaTeX, and the words around it. The words are bounded, as they could match anywhere in a long text.
+# A number without LaTeX, and the words around it. Their length is bounded, since they could match anywhere in a long text.
 _COUNTED = re.compile(
     rf"""
     (?P<before>(?:[A-Za-z ,':!?]|\.(?!\d)|(?<=\w)\.|-(?=[A-Za-z])|{_OTHER_SCRIPTS}){{0,200}}?)
@@ -173,7 +173,7 @@ _DATE = (
     "january|february|march|april|may|june|july|august|september|october|november|december|jan|feb|mar|apr|jun|jul|aug|sept?"
     "|oct|nov|dec|(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 )
-# These words change the number, or make it something else (a date, a bound); so does a letter right before it.
+# These words change the number, or turn it into something else (a date, a bound); so does a letter directly before it.
 _NOT_BEFORE = re.compile(
     rf"""\b(?:{_DATE}|not|no|than|least|most|above|below|over|under|between)\b
     |(?:\A|[\W\d_])(?!(?:usd|eur|gbp|inr|aud|cad|us|rs)\Z)[^\W\d_]+\Z""",
@@ -185,38 +185,35 @@ _NOT_AFTER = re.compile(
     |\A\W*(?-i:(?![mgLlhskKCFNJWVA])[A-Za-z])(?![^\W\d_])       # 5x, but 5 m""",
     re.VERBOSE | re.IGNORECASE,
 )
-# Numbers in their final spelling already, which most are: a fast path.
+# A fast path: most numbers have their canonical spelling already.
 _SIMPLE = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?|0|-?0\.\d*[1-9]", re.ASCII)
 _MARKS = re.compile(r"(?:\b(?:US|AU|CA|NZ|HK|A|C))?\$|[%\u20ac\u00a3\u00a5\u20b9]")
-# Before an equals sign: words alone, a calculation, or a name as in x_1 and f(2).
+# The left side of an equation: words without digits, a calculation, or a name such as x_1 or f(2).
 _LEFT_SIDE = re.compile(r"\D*|[\W\d_]*|[^\W\d_][\w ,']{0,60}(?:_\{?\w+\}?|\(\w+\))?\s*")
 _DECIMAL_COMMA = re.compile(r"[\d. ]*[. ]\d{3},\d+")
 
 
 def normalise_number(text: str) -> str:
-    r"""Return the canonical spelling of a number: digits with a point and decimals if it has any, or a reduced fraction.
+    r"""Return the canonical spelling of a number: digits, with a decimal point if it has decimals, or a reduced fraction.
 
-    Removes LaTeX and Markdown around it, currency and percent signs, thousands separators, a plus sign, leading zeros,
-    zeros after the decimals, a final period, a name before an equals sign, words before and after a single number. A text
+    The LaTeX and Markdown around it, currency and percent signs, thousands separators, a plus sign, leading zeros, trailing
+    zeros of decimals, a final period, a name before an equals sign, and words around a single number are removed. A text
     that is not a number is returned without those marks and otherwise unchanged.
 
     >>> normalise_number("$1,234.50."), normalise_number(r"18\text{ dollars}"), normalise_number(r"\frac{2}{6}")
     ('1234.5', '18', '1/3')
     """
-    if _SIMPLE.fullmatch(text):
-        return text
-    bare = _bare(text)
-    number = _number(bare)
-    return bare if number is None else number
+    number = number_of(text)
+    return _bare(text) if number is None else number
 
 
 def number_of(text: str) -> str | None:
-    """Return `normalise_number` of a text that is a number, else None."""
+    """Return `normalise_number(text)` if the text is a number, else None."""
     return text if _SIMPLE.fullmatch(text) else _number(_bare(text))
 
 
 def _bare(text: str) -> str:
-    """A text without marks and LaTeX; of an equation the right side, if the left side is only a name or a calculation."""
+    """A text without marks and LaTeX; only the right side of an equation whose left side is a name or a calculation."""
     bare = _MARKS.sub("", plain_text(text))
     left, equals, right = bare.replace("\u2248", "=").rpartition("=")
     comparison = left.endswith(("<", ">", "!"))
@@ -226,7 +223,7 @@ def _bare(text: str) -> str:
 
 
 def _number(bare: str) -> str | None:
-    """The spelling of the single number in a text without marks; None without one, or if words around it change it."""
+    """The spelling of the only number in a text without marks; None if it has no number, or words that change the number."""
     match = _COUNTED.fullmatch(bare)
     if match is None or _NOT_BEFORE.search(match["before"]) or _NOT_AFTER.search(match["after"]):
         return None
@@ -237,14 +234,14 @@ def _number(bare: str) -> str | None:
     power = _power_of_ten(match)
     if power is None:
         return None
-    # A plain decimal, of any length: no arithmetic.
+    # A plain decimal of any length needs no arithmetic.
     if not power and match["below"] is None:
         whole, _, decimals = above.partition(".")
         return _spelled(negative, whole, decimals)
     if len(mixed + above + below) > _LONGEST or not Fraction(below):
         return None
     value = (int(mixed) + Fraction(above) / Fraction(below)) * Fraction(10) ** power
-    # A denominator of twos and fives divides 10 to the number of its bits; any other has no finite decimal form.
+    # Only a denominator of twos and fives gives finite decimals, at most as many as the denominator has bits.
     places = value.denominator.bit_length()
     scaled, rest = divmod(value.numerator * 10**places, value.denominator)
     if rest:
@@ -265,7 +262,7 @@ def _plain_digits(text: str) -> str:
 
 
 def _power_of_ten(match: re.Match[str]) -> int | None:
-    """The power of ten that multiplies the number; None if it is too large to write out."""
+    """The exponent of the power of ten that multiplies the number; None if it is too large to write out."""
     scale = match["scale"] or match["kilo"]
     if scale:
         return _SCALES[scale.lower()]
@@ -300,13 +297,13 @@ _CALCULATION = re.compile(
 )
 _LIST_ITEM = re.compile(r"[.)][ \t]+\S")
 _HASHES = re.compile(r"####((?:(?!####)[^\n])*)")
-# A number, or "answer" and a number, but not the number of a heading: 1. Count
+# A number, perhaps after "answer", but not a numbered heading such as "1. Count".
 _HEADED = re.compile(
     r"\W{0,4}(?:(?:the |my )?(?:final |correct )?(?:answer|result)(?: is)?\W{0,6})?\d(?!\d{0,2}[.)][ \t]+\S)",
     re.IGNORECASE,
 )
 
-# What comes right before a final answer, in the order in which `final_answer` looks for it.
+# The text directly before a final answer, in the order in which `final_answer` searches for it.
 _CUES = (
     re.compile(r"\\f?boxed\s*\{?\s*"),
     re.compile(r"####[ \t]*"),
@@ -318,14 +315,14 @@ _SPACES = re.compile(r"(?<!\d)\s+|\s+(?!\d)")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last complete, nonempty `\boxed{...}`, stripped; None without one.
+    r"""Return the stripped content of the last complete, nonempty `\boxed{...}`, or None.
 
     Braces may nest; escaped braces do not count. A box that never closes, as in a truncated answer, and an empty box are
-    skipped. Of nested boxes the innermost counts. `\boxed 18` counts only if no box has braces.
+    skipped. Of nested boxes, the innermost one counts. `\boxed 18` counts only if no box has braces.
     """
     if "boxed" not in text:
         return None
-    # The open braces: the start of the content for a box, None for any other brace.
+    # For each open brace, the start of the content if it opens a box, else None.
     opened: list[int | None] = []
     begin = end = 0
     for mark in _BRACES.finditer(text):
@@ -335,7 +332,7 @@ def last_boxed(text: str) -> str | None:
             opened.append(None)
         elif mark["close"]:
             start = opened.pop() if opened else None
-            # A box around one that has closed begins before it.
+            # A box around another box begins before it, and does not count.
             if start is not None and start > begin and text[start : mark.start()].strip():
                 begin = start
                 end = mark.start()
@@ -348,9 +345,10 @@ def last_boxed(text: str) -> str | None:
 def final_answer(text: str) -> str | None:
     r"""Return the final answer of a text, as written (see `normalise_number`).
 
-    The first of these that the text has: the last nonempty `\boxed{}`; what follows the first `####`, if it is the end of
-    the text or a number, not another heading; the text between the last `<answer>` tags; the number after the last
-    "answer is" or "answer:"; the last number. None without any. Thinking is skipped, see `answer_of`.
+    It is the first of these that the text has: the last nonempty `\boxed{}`; the rest of the line after the first `####`, if
+    the text ends there or it is a number rather than a heading; the text between the last `<answer>` tags; the number after
+    the last "answer is" or "answer:"; the last number. None if the text has none of these. Thinking is skipped
+    (`answer_of`).
     """
     text = answer_of(text)
     boxed = last_boxed(text)
@@ -364,8 +362,8 @@ def final_answer(text: str) -> str | None:
 
 
 def answer_cue(text: str) -> tuple[int, int] | None:
-    """Where the words stand, [start, end), that announce the `final_answer` of a text and end right before it: `####`, the
-    beginning of a box, `<answer>` or "the answer is"; None where none of these does."""
+    """Return the characters [start, end) that announce the `final_answer` of a text and end directly before it: `####`, the
+    beginning of a box, `<answer>` or "the answer is"; None if nothing announces it."""
     answer = final_answer(text)
     if answer is None:
         return None
@@ -384,8 +382,9 @@ def answer_cue(text: str) -> tuple[int, int] | None:
 def answers_match(a: str | None, b: str | None) -> bool:
     """Whether two answers are the same.
 
-    Numbers are compared by `normalise_number`, which ignores units (`18 dollars` is `18 cents`); other texts without regard
-    to letter case, spaces, and LaTeX or Markdown around them. A missing or empty answer matches nothing.
+    Numbers are compared by `normalise_number`, which ignores units (`18 dollars` equals `18 cents`); other texts are
+    compared without regard to letter case, spaces, and LaTeX or Markdown around them. A missing or empty answer matches
+    nothing.
     """
     if a is None or b is None:
         return False
@@ -398,9 +397,9 @@ def _comparable(answer: str) -> str:
 
 
 def after_hashes(text: str) -> str | None:
-    """Return what follows the first `####` on its line, as GSM8K's own extractor does; None without an answer there.
+    """Return the rest of the line after the first `####` that an answer follows, as GSM8K's own extractor does, or None.
 
-    If more text follows, such a line may be a heading: then it must begin with a number, or with "answer" and a number.
+    If more text follows the line, it may be a heading: then it counts only if it is a number, with or without "answer is".
     """
     end = len(text.rstrip())
     for hashes in _HASHES.finditer(text):
@@ -413,7 +412,7 @@ def after_hashes(text: str) -> str | None:
 
 
 def _announced_number(text: str) -> str | None:
-    """The number after the last "answer is", "answer:" that has one."""
+    """The number after the last "answer is" or "answer:" that a number follows."""
     for lead_in in reversed(list(_LEAD_IN.finditer(text))):
         line = text[lead_in.end() :].partition("\n")[0]
         folded = fold(line)

@@ -1,6 +1,6 @@
 """The parts of an answer's text: thinking, code, display maths and tables, which are never cut; and its paragraphs.
 
-`answer_of` alone decides which part of a text is the answer: the part after the last closing mark of thinking.
+Only `answer_of` decides which part of a text is the answer: the part after the last closing mark of thinking.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 # The marks that open and close thinking in Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4;
 # gpt-oss; Muse. The last two name the recipient of each message in its header. A mark after a backtick or a quotation mark
-# is only mentioned in the text.
+# is only a quotation.
 _THINKING = (
     r"(?<![`\"'])(?:<(?:seed:)?think(?:ing)?>|<thought>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|channel>thought"
     r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>|[ ]?to=self<\|message\|>)"
@@ -31,14 +31,15 @@ _THOUGHT = (
 )
 MARK = re.compile(f"{_THINKING}|{_THOUGHT}")
 _OPENED = re.compile(rf"{_THINKING}\s*\Z")
-# Tokens at the end of a prompt that may belong to its last mark.
+# The most tokens at the end of a prompt that may form a mark.
 _LONGEST_MARK = 16
 # Parts of the marks that some tokenizers have as special tokens, which decoding would skip.
 _MARK_TOKENS = frozenset(
     "<think> </think> [THINK] [/THINK] ◁think▷ ◁/think▷ <|START_THINKING|> <|END_THINKING|> <|channel> <channel|> "
     "<|channel|> <|message|>".split()
 )
-# Everything that opens or closes a block. A fence opens at the start of a line, after a quote's or a list item's sign.
+# Everything that opens or closes a block. A fence opens at the start of a line, perhaps after the sign of a quote or a list
+# item.
 _TOKEN = re.compile(
     rf"(?P<think>{_THINKING})|(?P<thought>{_THOUGHT})"
     r"|^[ \t>]*(?P<item>(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<fence>`{3,}|~{3,})(?=(?P<info>[^\n]*))"
@@ -47,7 +48,7 @@ _TOKEN = re.compile(
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
-# A cheap first test: a text without any of them has no blocks except tables.
+# A cheap test: a text without any of these strings has no blocks except tables.
 _SIGNS = (
     "think",
     "THINK",
@@ -70,7 +71,7 @@ _SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 class UncutBlock(NamedTuple):
-    """A block that is never cut: its kind (``think``, ``fence``, ``table`` or one of maths), and its characters."""
+    """A block that is never cut: its kind (``think``, ``fence``, ``table`` or a kind of maths), and its characters."""
 
     kind: str
     start: int
@@ -78,7 +79,7 @@ class UncutBlock(NamedTuple):
 
     @property
     def span(self) -> tuple[int, int]:
-        """Its first character, and the one after its last."""
+        """Its first character, and the character after its last one."""
         return self.start, self.end
 
 
@@ -91,7 +92,8 @@ def blocks_of(text: str) -> list[UncutBlock]:
 
 
 def answer_of(text: str) -> str:
-    """Return the text after the last thinking block; empty if that block never ends, the complete text without one."""
+    """Return the text after the last thinking block; empty if that block never ends, the complete text if there is no
+    block."""
     if not has_thinking(text):
         return text
     ends = [end for _, end in text_of(text).thoughts]
@@ -126,41 +128,41 @@ def is_python(text: str) -> bool:
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
-    """Decode token ids with the special tokens that mark thinking, and without all others; None if no token marks it."""
-    special = {
-        number: token.content
+    """Decode token ids, and keep only those special tokens that mark thinking; None if no token marks it."""
+    # Id of a special token -> whether it marks thinking.
+    marks = {
+        number: token.content in _MARK_TOKENS
         for number, token in tokenizer.added_tokens_decoder.items()
         if token.special
     }
-    if not any(special.get(number) in _MARK_TOKENS for number in ids):
+    if not any(marks.get(number) for number in ids):
         return None
-    kept = [
-        number for number in ids if special.get(number) in _MARK_TOKENS or number not in special
-    ]
+    kept = [number for number in ids if marks.get(number, True)]
     return str(
         tokenizer.decode(kept, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )
 
 
 def opened_in(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
-    """Return the mark at the end of a prompt that opens thinking, so that the answer starts inside; empty without one."""
+    """Return the mark that opens thinking at the end of a prompt, so that the answer starts inside it; else an empty
+    text."""
     end = list(prompt[-_LONGEST_MARK:])
     mark = _OPENED.search(str(tokenizer.decode(end, skip_special_tokens=False)))
     return mark[0] if mark else ""
 
 
 def _blocks(text: str) -> Iterator[UncutBlock]:
-    """The blocks except tables, in order. Marks inside a block open no further block."""
+    """All blocks except tables, in order. Marks inside a block do not open another one."""
     tokens = list(_TOKEN.finditer(text))
     kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
-    # Kind, and name of a LaTeX environment that ends -> the numbers of its tokens: the next end is a bisection away.
+    # Kind of a token, and name of the LaTeX environment that it ends -> indices of such tokens, to find an end by bisection.
     numbers: dict[tuple[str, str | None], list[int]] = {}
     for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
         numbers.setdefault((kind, token["end"]), []).append(at)
     at = 0
     # The end of the last thinking block.
     thought = 0
-    # The text starts inside thinking, which the prompt opened: a fence before its end does not belong to the answer.
+    # If the prompt opened thinking, the text starts inside it, and a fence in it does not belong to the answer.
     if "thought" in kinds and "think" not in kinds[: kinds.index("thought")]:
         at = kinds.index("thought")
     while at < len(tokens):
@@ -179,7 +181,7 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
         elif kind in _CLOSED_BY:
             closing = numbers.get((_CLOSED_BY[kind], token["begin"]), [])
             first = bisect_right(closing, at)
-            # Thinking that does not close runs to the end; unclosed maths is only a sign in the text.
+            # Unclosed thinking runs to the end of the text; an unclosed sign of maths is ordinary text.
             close = (
                 closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
             )
@@ -191,7 +193,7 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
             thought = end if kind == "think" else thought
             at = close
         elif kind == "thought":
-            # Nothing opened this thinking.
+            # The end of thinking that no mark in the text opened.
             yield UncutBlock("think", thought, token.end())
             thought = token.end()
         at += 1
@@ -229,7 +231,7 @@ def _tables(text: str) -> Iterator[UncutBlock]:
 # Code, whose white space must not change. Prose that is mistaken for code loses nothing.
 
 # A line that occurs only in code: it opens a function, a class or a block, imports a module, queries a table, follows
-# Python's prompt, or names a rule of make.
+# Python's prompt, or opens a rule of a makefile.
 _OPENER = re.compile(
     r"""^[ \t]*(?:
       (?:async[ ])?def[ ]\w+.*|@\w[\w.]*(?:\(.*)?
@@ -245,15 +247,16 @@ _OPENER = re.compile(
     )[ \t]*$""",
     re.VERBOSE | re.MULTILINE,
 )
-# A line with the first or last characters of code.
+# A line that begins or ends with characters of code.
 _LINE = re.compile(r"[ \t]*(?:[})\]].*|</?\w.*>|//.*|.*[;{}\\])[ \t]*")
 
 
 def holds_code(text: str) -> bool:
-    """Whether a text has code outside of fences: Python, a line that occurs only in code, or code's signs in most lines."""
+    """Whether a text has code outside of fences: Python, a line that occurs only in code, or mostly lines that look like
+    code."""
     if is_python(text):
         return True
-    # The text without its blocks. Blocks may overlap (a table in thinking), so `reached` never goes back.
+    # The text without its blocks. Blocks may overlap (a table in thinking), so `reached` never decreases.
     outside: list[str] = []
     reached = 0
     for block in sorted(blocks_of(text), key=lambda block: block.start):
@@ -274,7 +277,7 @@ CharSpan = tuple[int, int]
 
 # The start of a paragraph: blank lines, or a heading.
 _PARAGRAPH = re.compile(r"\n(?:(?:[^\S\n]*\n)+|(?=#{1,6}[ \t]))")
-# The first characters of a paragraph, which say what kind it is. Everything is optional, so this always matches.
+# The first characters of a paragraph, which show its kind. Every part is optional, so this pattern always matches.
 _OPENING = re.compile(
     r"""(?P<lead>[ \t]*)(?:
       (?P<heading>\#{1,3}(?!\#)|\#{4,6}(?!\#|[ \t]*(?!\d{1,2}[.)][ \t])[-+$\d(\\]))(?=[ \t]|\*|[^\W\d_])
@@ -300,11 +303,11 @@ class Paragraph(NamedTuple):
     """Lines after a blank line, or from a heading on.
 
     Attributes:
-        start, end: its lines, including the blank ones after it.
+        start, end: the characters of its lines, and of the blank lines after it.
         width: columns of white space before it.
         level: level of a heading, else 0.
-        prose: whether it is prose: no heading, rule, block or list item, and no lower-case letter first, which continues
-            the paragraph before.
+        prose: whether it is prose: it is not a heading, rule, block or list item, and does not begin with a lower-case
+            letter, which would continue the paragraph before.
     """
 
     start: int
@@ -325,8 +328,8 @@ class Text:
     @cached_property
     def flat(self) -> str:
         """`lines`, of the same length, with plain forms of its characters: a space for every kind of space, ASCII brackets
-        and colons for full-width ones. A full-width stop becomes the ideographic comma, which also marks numbers and needs
-        no space after it either."""
+        and colons for full-width ones. A full-width stop becomes the ideographic comma, which also follows numbers and
+        needs no space after it either."""
         return self.lines if self.lines.isascii() else self.lines.translate(_FLAT)
 
     @cached_property
@@ -341,12 +344,12 @@ class Text:
     @cached_property
     def blocks(self) -> list[CharSpan]:
         """All blocks that are never cut, in order of their starts: thinking (an unclosed block runs to the end, an unopened
-        one starts with the text), code fences (an unclosed one runs to the end), display maths and tables."""
+        block starts with the text), code fences (an unclosed fence runs to the end), display maths and tables."""
         return sorted(block.span for block in self._blocks)
 
     @cached_property
     def _reach(self) -> tuple[list[int], list[int]]:
-        """The starts of the blocks, and for each the largest end so far: blocks may overlap."""
+        """The starts of the blocks, and the largest end up to each block, since blocks may overlap."""
         return [start for start, _ in self.blocks], list(
             accumulate((end for _, end in self.blocks), max)
         )
@@ -386,8 +389,8 @@ class Text:
     def cut(self, cuts: Iterable[int]) -> list[CharSpan]:
         """Return the spans between cut positions, which cover the text; [] for a blank text.
 
-        Cuts inside a block are dropped. A piece of only white space joins the step before it (the first one: the step
-        after it), so that no step is blank.
+        Cuts inside a block are dropped. A piece of only white space joins the step before it, or, at the start of the
+        text, the step after it, so that no step is blank.
         """
         text = self.text
         kept = sorted(cut for cut in set(cuts) if 0 < cut < len(text) and not self.in_block(cut))
@@ -402,5 +405,5 @@ class Text:
         return spans
 
 
-# A splitter, its caller and the thinking of the same text ask for it one after the other.
+# Cached, since a splitter, its caller and `answer_of` use the same text one after the other.
 text_of = lru_cache(maxsize=4)(Text)

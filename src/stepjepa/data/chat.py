@@ -1,6 +1,7 @@
 """Chats: from a row to its checked messages.
 
-A row's chat is a column of messages, or a question and its answer in two columns, those of `FORMS` or two that options name.
+A row's chat is a column of messages, or a question and its answer in two columns: those of a known form (`FORMS`), or those
+that options name.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from stepjepa.data.columns import (
     chat_column,
     column_value,
     dialogue,
+    first_filled,
     form_of,
     history_of,
     listed_columns,
@@ -38,6 +40,7 @@ from stepjepa.data.columns import (
     squad_answer,
     switched_on,
     system_of,
+    texts_in,
     turn_name,
     without_nulls,
 )
@@ -50,9 +53,9 @@ ROLES = ("system", "user", "assistant")
 _SHAREGPT = {"human": "user", "gpt": "assistant", FUNCTION_CALL: "assistant"}
 _OTHER_ROLES = {**_SHAREGPT, **dict.fromkeys(("ipython", "function", "observation"), TOOL)}
 _CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
-# Columns next to a chat that a model of text alone cannot read.
+# Columns next to a chat that a text-only model cannot read.
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
-_TEXT_ALONE = "models are trained only on text; leave such rows out, or train on their text without"
+_TEXT_ONLY = "models are trained only on text; leave such rows out, or train on them without"
 _FLAGS = f"--{_NAME.source_column} and --{_NAME.target_column}"
 _PAIRS = f"a question ({', '.join(QUESTION_COLUMNS)}) with an answer ({', '.join(ANSWER_COLUMNS)}), text with code"
 KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {_FLAGS}"
@@ -61,11 +64,12 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 def row_to_messages(
     row: object, system_prompt: str | None = None, columns: PairColumns | None = None
 ) -> list[dict[str, str]]:
-    """Return the checked chat of one row. A chat without a system message gets the one in the row's system column, else
+    """Return the checked chat of one row. A chat without a system message gets that of the row's system column, else
     `system_prompt`.
 
     Raises:
-        RowError: none of the known columns, images or sound next to the chat, or a chat that `check_messages` refuses.
+        RowError: the row has no known column, or has images, video or sound next to the chat, or `check_messages` refuses
+            the chat.
     """
     row = as_object(row)
     messages = _known_chat(row) if columns is None else _from_named(row, columns)
@@ -78,25 +82,25 @@ def row_to_messages(
 
 
 def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, str]:
-    """Return the system message (or None), the question and the answer of a checked chat; RowError if it has more turns."""
+    """Return the system message (or None), the question and the answer of a checked chat; RowError for other turns."""
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     turns = messages if system is None else messages[1:]
     if [turn_name(turn) for turn in turns] != ["user", "assistant"]:
         raise RowError(
             "several_turns",
-            "the chat is not one question and its answer; stepjepa train reads it as it is",
+            "the chat is not one question with one answer; stepjepa train reads such chats without preparation",
         )
     return system, turns[0]["content"], turns[1]["content"]
 
 
 def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
-    # A data set with media has empty columns in the rows without any.
+    # In a data set with media, a row without media has empty columns.
     for name in sorted(_MEDIA.intersection(row)):
         media = row[name]
         if media is not None and not (isinstance(media, (str, list)) and not media):
             raise RowError(
                 "not_text_alone",
-                f"column {name!r} goes with the chat, and {_TEXT_ALONE} that column",
+                f"column {name!r} belongs to the chat, but {_TEXT_ONLY} that column",
             )
     column = chat_column(row)
     if column is not None:
@@ -111,7 +115,7 @@ def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
             return check_messages([*asked, *answer])
         turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
         return check_messages([*history_of(row), *turn])
-    # An empty column of messages gets the message about it, not the list of known columns.
+    # An error about an empty column of messages is clearer than a list of the known columns.
     if any(name in row for name in CHAT_COLUMNS):
         return check_messages(None)
     raise RowError(
@@ -127,7 +131,7 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
                 "no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})"
             )
     target = values[columns.target]
-    # A multiple-choice row: the target column lists the choices, and another column has the index of the right one.
+    # A multiple-choice row: the target column lists the choices, and another column has the index of the correct one.
     if columns.choice is not None:
         try:
             index = int(values[columns.choice])
@@ -146,15 +150,14 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
 def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
     """Check the chat in the column `name`, and return it as a list of ``{"role", "content"}``.
 
-    Thinking next to the content of an assistant message is under `REASONING`; its tool calls are under `TOOL_CALLS` in
-    OpenAI's form, with the arguments as an object if they can be parsed as one. A message that the row switches off has a
-    key ``trained``, which is false.
+    A returned assistant message has the thinking next to its content under `REASONING`, and its tool calls under
+    `TOOL_CALLS` in OpenAI's form, with the arguments as an object if they can be parsed as an object. A tool's result has
+    the role `TOOL`, and keeps its `TOOL_KEYS`. A message that the row switches off has the key ``trained``, which is False.
 
-    Messages may also be ShareGPT's ``{"from", "value"}``, and a content a list of parts of type ``text``. A tool's result
-    has the role `TOOL`, and its `TOOL_KEYS`.
+    The messages may also have ShareGPT's keys ``{"from", "value"}``, and content may be a list of parts of type ``text``.
 
     Raises:
-        RowError: not a list of messages, an unknown role, a tool call without a name, content that is no text, no
+        RowError: not a list of messages, an unknown role, a tool call without a name, content that is not text, or no
             assistant message.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
@@ -168,13 +171,10 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
             raise RowError(
                 "no_messages", f"message {number} is not an object with 'role' and 'content'"
             )
-        role, content = message.get("role"), message.get("content")
-        if role is None or content is None:
-            role, content = (
-                message.get(b) if message.get(a) is None else message[a]
-                for a, b in (ROLE_KEYS, CONTENT_KEYS)
-            )
-        # A turn of ShareGPT whose content is the call: read it as a message that has the call in its key.
+        role, content = (
+            message.get(first_filled(message, keys)) for keys in (ROLE_KEYS, CONTENT_KEYS)
+        )
+        # In ShareGPT's turn of this role, the content is the call: read it as a message with the call under its own key.
         calling = message
         if role == FUNCTION_CALL:
             calling, content = {TOOL_CALLS: None, FUNCTION_CALL: content or [{}]}, ""
@@ -223,15 +223,14 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
 
 
 def _reasoning(message: Mapping[str, Any], where: str) -> str:
-    """The thinking next to the content of an assistant message; empty without any."""
-    values = (message.get(key) for key in REASONING_KEYS)
-    thinking = next((text for text in values if isinstance(text, str) and text.strip()), "")
+    """The thinking next to the content of an assistant message; empty if there is none."""
+    thinking = next(iter(texts_in(message, REASONING_KEYS)), "")
     refuse_half_characters(thinking, where)
     return thinking
 
 
 def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """The tool calls of an assistant message in OpenAI's form; empty without any."""
+    """The tool calls of an assistant message in OpenAI's form; empty if there are none."""
     calls = as_list(message.get(TOOL_CALLS))
     # OpenAI's older key holds a single call.
     if not calls:
@@ -257,9 +256,9 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
     name, raw = function.get("name"), function.get("arguments")
     if not isinstance(name, str) or not name.strip():
         raise RowError(
-            "bad_tool_call", f"{where} has a tool call without a function's name; give {_CALL_FORM}"
+            "bad_tool_call", f"{where} has a tool call without a function name; give {_CALL_FORM}"
         )
-    # OpenAI writes the arguments as JSON in a string; most templates expect the object.
+    # OpenAI writes the arguments as JSON in a string; most templates expect an object.
     as_object_of_text = parsed(raw)
     arguments = as_object_of_text if isinstance(as_object_of_text, Mapping) else raw
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
@@ -279,12 +278,12 @@ def _tool_call(call: object, where: str) -> dict[str, Any]:
 
 
 def _joined(parts: Sequence[Mapping[str, Any]], where: str) -> Any:
-    """The text of a content in parts; the parts themselves if any has no text."""
+    """The text of content in parts; the parts themselves if one of them has no text."""
     media = next((part["type"] for part in parts if part.get("type") not in (None, "text")), None)
     if media is not None:
         raise RowError(
             "not_text_alone",
-            f"{where} holds a part of type {media!r}, and {_TEXT_ALONE} such parts",
+            f"{where} has a part of type {media!r}, but {_TEXT_ONLY} such parts",
         )
     texts = [part.get("text") for part in parts]
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else parts

@@ -1,8 +1,8 @@
 """The columns of a row: its chat, its text or its steps; further information (switches, a system message, earlier turns,
 tools); and the columns that are not read.
 
-Every command reads these columns through `stepjepa.data.chat`. Columns that are not read are reported, never ignored
-silently.
+Every command reads these columns through `stepjepa.data.chat`. Columns that are not read are reported, never silently
+ignored.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from stepjepa.utils.text import escaped, lone_surrogate
 _NAME = Names(StepsOptions)
 _SHOWN_COLUMNS = 20
 TOTAL_COLUMN = "total_steps"
-# Of a preference pair: an answer, or a complete chat.
+# The preferred side of a preference pair: an answer, or a complete chat.
 CHOSEN = "chosen"
-# SQuAD's: an object with a list `text`.
+# SQuAD's answers: an object with a list `text`.
 SQUAD_ANSWERS = "answers"
-# The beginning of a chat in a single text (hh-rlhf).
+# The beginning of a chat that is stored as a single text (hh-rlhf).
 _DIALOGUE = "\n\nHuman:"
 
 
@@ -57,7 +57,8 @@ ANSWER_COLUMNS = (
     CHOSEN,
     SQUAD_ANSWERS,
 )
-# The first choices. A solution comes before an answer, as it ends in the answer that may be in a further column.
+# The preferred forms. A solution takes precedence over an answer, since it ends in the answer that another column may
+# repeat.
 _FIRST_FORMS = (
     ("question", "solution"),
     ("question", "answer"),
@@ -72,12 +73,12 @@ FORMS = (
 )
 # The second name is ShareGPT's.
 CHAT_COLUMNS = ("messages", "conversations")
-# Keys of the thinking in an assistant message; a checked message uses the first.
+# Keys of the thinking in an assistant message; a checked message uses the first one.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 REASONING = REASONING_KEYS[0]
 
 
-# The columns of a chat. A row with any of them is a chat, perhaps an incomplete one, and no plain text.
+# The columns of a chat. A row with any of them is a chat, perhaps an incomplete one, and not plain text.
 _CHAT_WORDS = {*CHAT_COLUMNS, *(name for form in FORMS for name in form[:2])} - {"text"}
 
 
@@ -92,8 +93,8 @@ def as_object(row: object) -> Mapping[str, Any]:
 
 
 def column_value(row: Mapping[str, object], name: str, default: object = None) -> object:
-    """Return the value of a column, `default` without that column. ``solution.text`` is ``text`` in the object in
-    ``solution``, unless a column has this very name."""
+    """Return the value of a column, or `default` if the row does not have it. ``solution.text`` is the key ``text`` of the
+    object in ``solution``, unless a column has this very name."""
     if name in row:
         return row[name]
     outer, dot, inner = name.partition(".")
@@ -102,7 +103,8 @@ def column_value(row: Mapping[str, object], name: str, default: object = None) -
 
 
 def listed_columns(row: Mapping[Any, object]) -> str:
-    """List the names of a row's columns in a short printable line; for an object, the names of its keys."""
+    """List the names of a row's columns in a short printable line; for a column that holds an object, the names of its
+    keys."""
     inner = {
         name: [f"{name}.{key}" for key in value]
         for name, value in row.items()
@@ -123,20 +125,20 @@ def absent(row: Mapping[str, object], name: str) -> str:
 
 
 def refuse_half_characters(text: str, where: str) -> None:
-    """RowError for a text with a lone surrogate, which no tokenizer can encode."""
+    """Raise a RowError for a text with a lone surrogate, which no tokenizer can encode."""
     half = lone_surrogate(text)
     if half is not None:
         raise RowError(
             "broken_text",
-            f"{where} holds {half} without its other half, which is not a character; remove it",
+            f"{where} contains the lone surrogate {half}, which is not a character; remove it",
         )
 
 
 def is_stream(row: object) -> bool:
-    """Whether a row is plain text or token ids, without a chat's columns."""
-    if not isinstance(row, Mapping) or any(row.get(name) is not None for name in _CHAT_WORDS):
+    """Whether a row is plain text or token ids, without the columns of a chat."""
+    if not isinstance(row, Mapping) or first_filled(row, _CHAT_WORDS) is not None:
         return False
-    return row.get("text") is not None or row.get("input_ids") is not None
+    return first_filled(row, ("text", "input_ids")) is not None
 
 
 def listed_steps(row: object, name: str) -> list[str]:
@@ -149,7 +151,7 @@ def listed_steps(row: object, name: str) -> list[str]:
     value = column_value(row, name)
     if value is None:
         raise RowError(
-            "no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps there"
+            "no_steps", f"{absent(row, name)}; {_NAME.step_splitter}=list reads the steps from it"
         )
     if not isinstance(value, (list, tuple)) or not all(isinstance(step, str) for step in value):
         raise RowError("no_steps", f"column {name!r} is not a list of texts")
@@ -157,20 +159,25 @@ def listed_steps(row: object, name: str) -> list[str]:
 
 
 def target_text(row: object, name: str) -> str | RowError:
-    """Return the text of the target view in a column, or what is wrong with it."""
+    """Return the text of the target view in a column, or the error that says why there is none."""
     row = as_object(row)
     value = column_value(row, name)
     if isinstance(value, str) and value.strip() and lone_surrogate(value) is None:
         return value
     return RowError(
-        "no_target_text", absent(row, name) if value is None else f"column {name!r} holds no text"
+        "no_target_text", absent(row, name) if value is None else f"column {name!r} has no text"
     )
 
 
+def first_filled(row: Mapping[Any, object], names: Iterable[str]) -> str | None:
+    """Return the first of these columns or keys that has a value, or None."""
+    return next((name for name in names if row.get(name) is not None), None)
+
+
 def chat_column(row: Mapping[str, object]) -> str | None:
-    """Return the name of the column of messages, None without one."""
-    name = next((name for name in CHAT_COLUMNS if row.get(name) is not None), None)
-    # A preferred answer is a complete chat, unless it answers the messages in `prompt`.
+    """Return the name of the column of messages, or None."""
+    name = first_filled(row, CHAT_COLUMNS)
+    # A preferred answer that is a list is a complete chat, unless it answers the messages in `prompt`.
     chosen = row.get(CHOSEN)
     if name is None and isinstance(chosen, str) and chosen.startswith(_DIALOGUE):
         return CHOSEN
@@ -185,7 +192,8 @@ def answer_column(row: Mapping[str, object]) -> str:
 
 
 def form_of(row: Mapping[str, object]) -> Form:
-    """Return the first form whose two columns have values in a row; else the first with both columns, or a question.
+    """Return the first form whose two columns have values in a row, else the first whose columns exist, else one with a
+    question.
 
     A data set of mixed rows has None in the columns that a row does not use.
     """
@@ -203,36 +211,39 @@ def form_of(row: Mapping[str, object]) -> Form:
 
 def asked_in(row: Mapping[str, object], form: Form) -> object:
     """Return the question of a row, joined by blank lines with the texts that belong to it."""
-    asked = column_value(row, form.question)
+    asked = row.get(form.question)
     if not isinstance(asked, str):
         return asked
-    before = [column_value(row, name) for name in form.before]
-    after = [column_value(row, name) for name in form.after]
-    texts = [text for text in (*before, asked, *after) if isinstance(text, str) and text.strip()]
-    return "\n\n".join(texts) or asked
+    return "\n\n".join(texts_in(row, (*form.before, form.question, *form.after))) or asked
+
+
+def texts_in(row: Mapping[str, object], names: Iterable[str]) -> list[str]:
+    """Return the texts in some columns, without blank ones."""
+    values = [row.get(name) for name in names]
+    return [value for value in values if isinstance(value, str) and value.strip()]
 
 
 # Further information in a row
 
-# False in a checked message that is only context.
+# The key of a checked message whose value is False if the message is only context.
 TRAINED = "trained"
 # The role of a tool's result.
 TOOL = "tool"
-# Keys of an assistant message: OpenAI's, and its older one.
+# Keys of the tool calls in an assistant message: OpenAI's current and its older one.
 TOOL_CALLS, FUNCTION_CALL = "tool_calls", "function_call"
 # Keys of a tool's result.
 TOOL_KEYS = ("name", "tool_call_id")
 # Keys of every message: OpenAI's, then ShareGPT's.
 ROLE_KEYS = ("role", "from")
 CONTENT_KEYS = ("content", "value")
-# Printed names of messages.
+# Printed names of messages with tool calls and results.
 CALL, RESULT = "tool call", "tool result"
 SYSTEM_COLUMNS = ("system", "system_prompt")
 HISTORY, TOOLS, TEMPLATE_KWARGS = "history", "tools", "chat_template_kwargs"
 REJECTED = "rejected"
-# Of token ids: 1 for a labelled token.
+# Columns next to token ids: 1 for a labelled token.
 MASKS = ("completion_mask", "assistant_masks", "loss_mask")
-# Keys that switch the training of a message on or off: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's, others.
+# Keys that switch training on a message on or off: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's, others.
 _SWITCHES = (TRAINED, "weight", "train", "training", "loss", "loss_mask", "trainable")
 _MESSAGE_KEYS = {
     *ROLE_KEYS,
@@ -253,19 +264,19 @@ _READ_ELSEWHERE = {
     CHOSEN,
     REJECTED,
 }
-# Columns that describe a row; a sentence in such a column is no text to train on, so it causes no warning.
+# Columns that describe a row; a sentence in such a column is not meant for training, so it causes no warning.
 _DESCRIPTIONS = set(
     "answer author categories category created dataset date difficulty domain extra_info generator hash id ids idx index "
     "info label labels lang language level license link meta metadata model name path provenance rating score scores "
     "source split subject tag tags task timestamp title topic topics type url uuid".split()
 )
-# A text of more words is a sentence, of fewer a label; in a script without spaces, a text of more characters.
+# A text with more words than this is a sentence, not a label; in a script without spaces, one with more characters.
 _SENTENCE = 5
 _UNSPACED = 30
 
 
 class LeftOver(NamedTuple):
-    """The parts of a row that are not trained.
+    """The parts of a row that are not trained on.
 
     Attributes:
         texts: columns, and keys of messages, with text that is not read, as a warning names them.
@@ -285,18 +296,18 @@ def switched_on(message: Mapping[str, Any], where: str) -> bool:
         if value not in (0, 1):
             raise RowError(
                 "unknown_switch",
-                f"{where} has {name} {value!r}; known are 0 and 1, or false and true",
+                f"{where} has {name} {value!r}; use 0 or 1, or false or true",
             )
     return all(switches.values())
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
-    """Whether a checked message is trained, if its role is."""
+    """Whether a checked message is trained on, provided that its role is."""
     return message.get(TRAINED, True)
 
 
 def trained_turns(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-    """Whether each assistant message in a checked chat is trained."""
+    """Return whether each assistant message in a checked chat is trained on."""
     return [is_trained(message) for message in messages if message["role"] == "assistant"]
 
 
@@ -318,7 +329,7 @@ def turn_name(message: Mapping[str, Any]) -> str:
 
 
 def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a checked chat in which only the last assistant message is trained."""
+    """Return a checked chat in which only the last assistant message is trained on."""
     *_, last = (turn for turn in messages if turn["role"] == "assistant")
     return [
         turn if turn is last or turn["role"] != "assistant" else {**turn, TRAINED: False}
@@ -327,18 +338,17 @@ def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def system_of(row: Mapping[str, Any]) -> str | None:
-    """Return the system message in a column of a row, None without one."""
-    texts = [row.get(name) for name in SYSTEM_COLUMNS]
-    return next((text for text in texts if isinstance(text, str) and text.strip()), None)
+    """Return the system message in a column of a row, or None."""
+    return next(iter(texts_in(row, SYSTEM_COLUMNS)), None)
 
 
 def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the turns before the question of a row, from pairs of a question and its answer. A history in any other form
-    is not read."""
+    """Return the turns before the question of a row, from its history of (question, answer) pairs. A history in any other
+    form is not read."""
     turns = parsed(row.get(HISTORY))
-    if not isinstance(turns, (list, tuple)):
-        return []
-    if not all(isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns):
+    if not isinstance(turns, (list, tuple)) or not all(
+        isinstance(turn, (list, tuple)) and len(turn) == 2 for turn in turns
+    ):
         return []
     roles = ("user", "assistant")
     return [
@@ -352,7 +362,7 @@ def template_kwargs_of(row: object) -> dict[str, Any]:
     """Return the template arguments of a row: its `chat_template_kwargs` and its tools; empty for most rows.
 
     Raises:
-        RowError: the arguments are no object, or the tools no list.
+        RowError: the arguments are not an object, or the tools are not a list.
     """
     if not isinstance(row, Mapping):
         return {}
@@ -369,31 +379,29 @@ def template_kwargs_of(row: object) -> dict[str, Any]:
 
 
 def squad_answer(value: object) -> object:
-    """Return the first text in an object of SQuAD's answers; RowError without one."""
+    """Return the first text of SQuAD's answers, and any other value unchanged; RowError for answers without a text."""
     if not isinstance(value, Mapping):
         return value
     texts = value.get("text")
     if not isinstance(texts, (list, tuple)) or not texts:
         raise RowError(
-            "no_answer", f"{SQUAD_ANSWERS!r} holds no text; leave out questions without an answer"
+            "no_answer", f"{SQUAD_ANSWERS!r} has no text; leave out questions without an answer"
         )
     return texts[0]
 
 
 def dialogue(value: object) -> object:
-    """Return the messages of a chat in a single text, as in hh-rlhf; any other value unchanged."""
+    """Return the messages of a chat that is stored as a single text, as in hh-rlhf; any other value unchanged."""
     if not isinstance(value, str):
         return value
     _, *parts = re.split(r"\n\n(Human|Assistant):", value)
+    # ShareGPT's roles have the same names.
     turns = zip(parts[::2], parts[1::2], strict=True)
-    return [
-        {"role": "user" if who == "Human" else "assistant", "content": text.strip()}
-        for who, text in turns
-    ]
+    return [{"role": who.lower(), "content": text.strip()} for who, text in turns]
 
 
 def as_list(value: object) -> object:
-    """Undo two ways in which a table stores a list: as text of JSON (CSV), and as an object of lists."""
+    """Undo two ways in which a table stores a list: as JSON text (CSV), and as an object of lists."""
     value = parsed(value)
     if not isinstance(value, Mapping):
         return value
@@ -406,7 +414,7 @@ def as_list(value: object) -> object:
 def left_over(
     row: Mapping[str, Any], messages: Sequence[Mapping[str, str]], also: Iterable[str | None] = ()
 ) -> LeftOver:
-    """Find the parts of a row that are not trained.
+    """Find the parts of a row that are not trained on.
 
     Args:
         messages: the row's checked chat; empty for plain text.
@@ -426,7 +434,7 @@ def left_over(
         read |= {*columns, *contexts, HISTORY if history_of(row) else None}
     if messages:
         read |= {name for name in SYSTEM_COLUMNS if row.get(name) == messages[0]["content"]}
-    # All other columns: text, unless a message contains it, or descriptions of the row.
+    # Every other column has text, unless a message contains it, or describes the row.
     texts, others = list[str](), list[str]()
     for name, value in row.items():
         if name in read or value is None or (isinstance(value, (str, list, Mapping)) and not value):
@@ -450,15 +458,12 @@ def _messages_in(row: Mapping[str, Any], columns: Iterable[str]) -> Iterator[Map
     """The messages in columns that are lists of them."""
     for name in columns:
         entries = as_list(row.get(name))
-        yield from (
-            (entry for entry in entries if isinstance(entry, Mapping))
-            if isinstance(entries, list)
-            else ()
-        )
+        if isinstance(entries, list):
+            yield from (entry for entry in entries if isinstance(entry, Mapping))
 
 
 def _is_text(value: object) -> bool:
-    """Whether a value is or contains a sentence or more; not an id, a label, a number, a link."""
+    """Whether a value is or contains at least a sentence, rather than an id, a label, a number or a link."""
     if isinstance(value, str):
         is_sentence = len(value.split(None, _SENTENCE)) > _SENTENCE
         return is_sentence or (not value.isascii() and len(value) > _UNSPACED)
@@ -472,7 +477,7 @@ def _is_text(value: object) -> bool:
 
 
 def parsed(value: object) -> object:
-    """Parse a value that a table stores as JSON in a text; any other value is returned unchanged."""
+    """Parse a value that a table stores as JSON text; any other value is returned unchanged."""
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         with contextlib.suppress(ValueError):
             return parse_json(value)

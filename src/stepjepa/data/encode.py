@@ -51,6 +51,7 @@ from stepjepa.data.tokens import (
 )
 from stepjepa.data.types import Example, PairsFound, Span, Turn
 from stepjepa.errors import DataError, RowError, attempted, no_rows
+from stepjepa.utils.files import digest
 from stepjepa.utils.parallel import mapped
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 
 # Rows that one process encodes at a time, with one call of the tokenizer.
 CHUNK_ROWS = 1000
-# The row's place for messages, and the row.
+# The place of a row, as messages name it, and the row.
 PlacedRow = tuple[str, Any]
 _NAME = Names(DataOptions, ReadingOptions)
 
@@ -67,10 +68,10 @@ class TokenChat(NamedTuple):
     """A chat as an objective receives it.
 
     Attributes:
-        ids: its tokens, (T,) int32 before any cut; `trunk`: the tokens that remain after it.
-        tokenizer, renderer: to write and tokenise other texts.
-        target: the target view's text from a column, for the last answer, the only one in `turns` then; None for views of
-            the chat.
+        ids: (T,) int32, its tokens before any cut; `trunk`: those that remain after the cut.
+        tokenizer, renderer: to render and tokenise other texts.
+        target: the text of the target view, from a column. It belongs to the last answer, which is then the only one in
+            `turns`. None for views of the chat.
         labels: the tokens of the LM loss, as spans of `trunk`.
     """
 
@@ -85,7 +86,7 @@ class TokenChat(NamedTuple):
 
     @property
     def target_ids(self) -> np.ndarray | None:
-        """The tokens (S,) int32 of `target` alone."""
+        """(S,) int32, the tokens of `target`, encoded separately."""
         return None if self.target is None else encode_texts(self.tokenizer, [self.target])[0][0]
 
 
@@ -98,15 +99,15 @@ class PairMaker(Protocol):
 
     @property
     def needs_steps(self) -> bool:
-        """Whether it needs the steps of the answers."""
+        """Whether the objective needs the steps of the answers."""
 
     @property
     def one_pair(self) -> bool:
-        """Whether an example keeps its first pair only."""
+        """Whether an example keeps only its first pair."""
 
     @property
     def target_column(self) -> str | None:
-        """The column with the text of the target views, None for views of the chat."""
+        """The column with the text of the target views; None for views of the chat."""
 
     def cue_of(self, answer: str) -> CharSpan | None:
         """The span of the final answer's cue in the text of an answer, for `Turn.cue`."""
@@ -123,12 +124,12 @@ class PairMaker(Protocol):
 
 @dataclass
 class EncodeOptions(DataOptions):
-    """How rows become examples: the options of data, and what follows from the other options of a run.
+    """How rows become examples: the data options, and values that follow from the other options of a run.
 
     Attributes:
         objective: finds the pairs; None for no pairs.
         rules: how the rows are split into steps, for objectives that need them.
-        max_positions: the number of learned absolute positions of the model; None for rotary models.
+        max_positions: the number of learned absolute positions of the model; None for rotary positions.
         vocabulary: rows of the model's embedding; None if no model is known.
     """
 
@@ -139,7 +140,7 @@ class EncodeOptions(DataOptions):
 
     @classmethod
     def of(cls, options: DataOptions, **attributes: Any) -> EncodeOptions:
-        """Take the options of data from those of a run, and add `attributes`."""
+        """Take the data options from the options of a run, and add `attributes`."""
         values = {field.name: getattr(options, field.name) for field in fields(DataOptions)}
         return cls(**values | attributes)
 
@@ -154,13 +155,13 @@ class CheckedChat(NamedTuple):
 
     Attributes:
         messages: checked, see `data.chat.check_messages`.
-        answers: the texts of its answers, without messages that call tools; in a rendered chat as the template writes
-            them, which may leave out a part.
+        answers: the texts of its answers, without messages that call tools; in a rendered chat, as the template writes
+            them, perhaps without some part.
         steps: the steps of the answers, or the reason why there are none; None if they are not needed.
         target: the text of the column of target views, or the reason why there is none; None without such a column.
         template_kwargs: the chat template's arguments for this row.
-        rest: the parts of the row that are not trained.
-        rendered: the chat as the template writes it; None before.
+        rest: the parts of the row that are not trained on.
+        rendered: the chat as the template writes it; None before rendering.
     """
 
     messages: list[dict[str, str]]
@@ -175,7 +176,8 @@ class CheckedChat(NamedTuple):
     def of(
         cls, row: object, options: EncodeOptions, steps: bool, renderer: ChatRenderer | None = None
     ) -> CheckedChat:
-        """Read the chat of a row, and render it if there is a renderer; RowError for no chat or one that cannot be rendered.
+        """Read the chat of a row, and render it if there is a renderer; RowError if the row has no chat, or it cannot be
+        rendered.
 
         In a row with a list of steps and no answer, the steps are the answer.
         """
@@ -191,13 +193,13 @@ class CheckedChat(NamedTuple):
         if not any(trained_turns(messages)):
             raise RowError(
                 "switched_off",
-                "every answer that could be trained is switched off (weight 0 or the like)",
+                "every answer that could be trained on is switched off (weight 0 or similar)",
             )
 
         answers = [message["content"] for message in answers_in(messages)]
         template_kwargs = template_kwargs_of(row)
         rendered = None
-        # A template may strip an answer or drop its thinking, so steps are searched in the text that the model gets.
+        # A template may strip an answer or drop its thinking, so steps are searched for in the text that the model reads.
         if renderer is not None:
             rendered = renderer.using(template_kwargs).render(messages)
             answers = [
@@ -206,7 +208,7 @@ class CheckedChat(NamedTuple):
                 if span.close is None
             ]
         target_column = None if options.objective is None else options.objective.target_column
-        # Where the user names the columns of the views, the others are left out on purpose.
+        # If the user names the columns of the views, the other columns are left out on purpose.
         rest = LeftOver()
         if options.columns is None:
             rest = left_over(as_object(row), messages, {rules.column, target_column})
@@ -222,7 +224,7 @@ class CheckedChat(NamedTuple):
 
     @property
     def shown(self) -> RenderedChat:
-        """`rendered` of a chat that has been rendered."""
+        """The rendering of a chat that has been rendered."""
         assert self.rendered is not None
         return self.rendered
 
@@ -238,8 +240,8 @@ class Encoded(NamedTuple):
     Attributes:
         counts: examples of each row: 0 for a skipped row, several for a long text.
         store: the examples, in the rows' order.
-        report: on these rows alone.
-        digest: the digests of the rows, joined.
+        report: the report on these rows only.
+        digest: the digests of the rows, concatenated.
     """
 
     counts: list[int]
@@ -250,7 +252,7 @@ class Encoded(NamedTuple):
 
 @dataclass
 class RowEncoder:
-    """Turns chunks of rows into examples independently, so that any process can encode them in any order.
+    """Turns chunks of rows into examples. No chunk depends on another, so processes can encode them in any order.
 
     Attributes:
         renderer: None if the tokenizer has no chat template, which plain text does not need.
@@ -280,11 +282,11 @@ class RowEncoder:
 
     @cached_property
     def template_ends_turns(self) -> bool:
-        """Whether the template writes an end-of-turn token after a last answer, or cannot be tried."""
+        """Whether the template writes an end-of-turn token after a last answer, or refuses the chat that would show it."""
         return attempted(template_turn_end, self.tokenizer, self.chats) is not None
 
     def new_counts(self) -> StepCounts:
-        """Empty counts of where the steps of the data set come from."""
+        """Empty counts of the origins of the steps in the data set."""
         return (
             StepCounts.of(self.options.rules)
             if self.options.needs_steps and not self.streams
@@ -294,11 +296,11 @@ class RowEncoder:
     def __call__(
         self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None
     ) -> Encoded:
-        """Encode a chunk of rows, whose rendered chats may be in `checked`; DataError for an unusable row with
-        `strict_data`."""
+        """Encode a chunk of rows, whose chats may have been rendered before (`checked`). With `strict_data`, DataError for
+        an unusable row."""
         report = DataReport(self.name, steps=self.new_counts())
         chats = iter(checked or ())
-        # First every row is read: a text, a chat, or the error that skips it.
+        # First, read every row: a text, a chat, or the error that skips the row.
         items = list[StreamRow | CheckedChat | RowError]()
         for _, row in rows:
             if self.streams and is_stream(row):
@@ -322,7 +324,7 @@ class RowEncoder:
                     item if isinstance(item, RowError) else attempted(self._text, item, report)
                 )
             if isinstance(encoded, RowError):
-                # Rows that the user asked to leave out are no fault of the data.
+                # Rows that the user asked to leave out are not a fault of the data.
                 report.skip(encoded, place, self.options.strict_data and encoded.reason != LONGER)
                 encoded = []
             counts.append(len(encoded))
@@ -330,9 +332,7 @@ class RowEncoder:
         report.rows_read, report.examples = len(rows), len(examples)
         report.rows_kept = report.rows_read - report.rows_skipped.total()
         if texts and not self.streams and not report.end_of_turn:
-            report.end_of_turn = (
-                "none: the template writes no special token after an answer, and there is no EOS"
-            )
+            report.end_of_turn = "none: the template writes no special token after an answer, and the tokenizer has no EOS"
         # A fixed number of bytes per row, so the digest of the data set does not depend on the chunks.
         digests = b"".join(
             hashlib.sha256(repr(row).encode("utf-8", "replace")).digest() for _, row in rows
@@ -340,9 +340,10 @@ class RowEncoder:
         return Encoded(counts, ExampleStore.of(examples), report, digests)
 
     def _text_of(self, chat: CheckedChat) -> str:
-        """The part of a chat that is tokenised: all of it, or up to the last answer where an EOS is appended."""
-        # The template's text after the answer is cut off, or the tokenizer may merge the answer's last character with it, as
-        # a full stop with a line break.
+        """The part of a chat that is tokenised: the complete chat, or the chat up to its last answer if an EOS is
+        appended."""
+        # The template's text after the answer is cut off; otherwise, the tokenizer might merge it with the answer's last
+        # character, such as a full stop with a line break.
         rendered = chat.shown
         return (
             rendered.text[: rendered.spans[-1].stop]
@@ -351,21 +352,22 @@ class RowEncoder:
         )
 
     def tokenised(self, chat: CheckedChat) -> TokenisedText:
-        """Tokenise a rendered chat: its tokens, of which the example has the first ones, and their last characters."""
+        """Return the tokens of a rendered chat, before the cut at `max_length`, and their last characters."""
         (tokens,) = encode_texts(self.tokenizer, [self._text_of(chat)])
         return self._apart(chat, tokens)
 
     def _apart(self, chat: CheckedChat, tokens: TokenisedText) -> TokenisedText:
-        """The tokens of a chat, split at places that no token may span."""
+        """The tokens of a chat, encoded again where a token spans the end of a prompt or, if an EOS follows it, of an
+        answer."""
         # A prompt ends where the model begins to write, so a token must end there in training, too.
         places = list(chat.shown.begins)
         if not self.template_ends_turns:
-            # Where no end-of-turn token follows, the answer's last token must not reach into the template's text.
+            # If no end-of-turn token follows, the answer's last token must not reach into the template's text.
             places += [span.stop for span in chat.shown.turns if span.start < span.stop]
         return encode_apart(self.tokenizer, self._text_of(chat), tokens, places)
 
     def _text(self, row: StreamRow, report: DataReport) -> list[Example]:
-        """Make examples of a row of plain text; RowError if nothing remains to train on.
+        """Make the examples of a row of plain text; RowError if nothing remains to train on.
 
         A text is split into blocks of at most `max_length` tokens, all of them labelled. A row with its own labels is cut
         like a chat.
@@ -376,7 +378,7 @@ class RowEncoder:
         report.see_left_over(row.rest)
         labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
         if row.labels is None:
-            # The first token of a block has no prediction, so a last block of one token is left out.
+            # Nothing predicts the first token of a block, so a last block of one token is left out.
             blocks = [ids[start : start + limit] for start in range(0, len(ids), limit)]
             labelled = [(block, (Span(1, len(block)),)) for block in blocks if len(block) > 1]
         else:
@@ -387,7 +389,7 @@ class RowEncoder:
         if not labelled:
             raise RowError(
                 "nothing_to_learn",
-                "no token to learn: fewer than two tokens, or none that is labelled",
+                "there is nothing to learn: the row has fewer than two tokens, or none is labelled",
             )
         examples = []
         for block, spans in labelled:
@@ -398,7 +400,7 @@ class RowEncoder:
     def _chat(
         self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport
     ) -> list[Example]:
-        """Make the one example of a chat and count it in the report; RowError if nothing of it can be trained on."""
+        """Make the example of a chat and count it in the report; RowError if none of its tokens can be trained on."""
         if self.options.needs_steps and isinstance(chat.steps, RowError):
             raise chat.steps
         ids, last = self._apart(chat, tokens)
@@ -417,7 +419,7 @@ class RowEncoder:
         for index, span in shown_messages(chat.messages, chat.shown.spans):
             if span.role == TOOL or not is_trained(chat.messages[index]):
                 context.append(token_span(last, span.start, span.end))
-        # Views are of trained answers; a turn that calls tools has none.
+        # Only trained answers have views; a turn that calls tools is not an answer.
         are_answers = [span.close is None for span in chat.shown.turns]
         viewed = [
             turn
@@ -438,7 +440,8 @@ class RowEncoder:
             first = turns[0].answer.start
             if first < limit:
                 raise RowError(
-                    "nothing_to_learn", "the answer is empty, and nothing ends its turn; fill it in"
+                    "nothing_to_learn",
+                    "the answer is empty, and no token ends its turn; write an answer",
                 )
             raise RowError(
                 "no_room_for_answer",
@@ -474,7 +477,7 @@ class RowEncoder:
             if not viewed and pairs.reason:
                 pairs = pairs._replace(reason="no_answer_in_text")
 
-        # For the data report: steps, prompts, and parts of the row that nothing reads.
+        # The data report counts steps, prompts, and the parts of the row that are not read.
         if self.options.needs_steps and isinstance(chat.steps, RowSteps):
             report.steps.count(place, chat.steps)
         report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
@@ -491,18 +494,18 @@ class RowEncoder:
         return [self._paired(Example(trunk, labels, pairs.segments), pairs, report)]
 
     def _paired(self, example: Example, candidates: PairsFound, report: DataReport) -> Example:
-        """Add the pairs that fit into `max_length` and the model's positions to an example with the segments; the report
+        """Add to an example with segments those pairs that fit into `max_length` and the model's positions; the report
         counts the others."""
         options = self.options
         reason = candidates.reason
         pairs, span_pairs = list(candidates.pairs), list(candidates.view_spans)
-        # An id without an embedding would fail on the GPU, with an error that names neither row nor token.
+        # An id without an embedding would fail on the GPU, with an error that names neither the row nor the token.
         largest = int(example.trunk.max())
         if options.vocabulary is not None and largest >= options.vocabulary:
             token = self.tokenizer.convert_ids_to_tokens(largest)
             raise RowError(
                 "no_embedding",
-                f"{token} has id {largest}, and the model has {options.vocabulary} embeddings",
+                f"token {token} has id {largest}, but the model has only {options.vocabulary} embeddings",
             )
         limits = (
             ("pair_truncated", options.max_length, False),
@@ -536,7 +539,9 @@ class RowEncoder:
         """Raise a RowError for a row of more than `max_length` tokens, if `drop_longer` leaves out such rows."""
         limit = self.options.max_length
         if self.options.drop_longer and len(ids) > limit:
-            raise RowError(LONGER, f"{len(ids):,} tokens, and {_NAME.max_length} is {limit:,}")
+            raise RowError(
+                LONGER, f"the row has {len(ids):,} tokens, and {_NAME.max_length} is {limit:,}"
+            )
 
     def _appends_eos(self, chat: RenderedChat) -> bool:
         return (
@@ -548,22 +553,22 @@ class RowEncoder:
     def _turns(
         self, row: CheckedChat, ids: np.ndarray, last: list[int], report: DataReport
     ) -> tuple[list[Turn], np.ndarray, int | None]:
-        """The assistant turns in tokens, the ids (with an EOS appended if the template writes no end of turn), and the token
-        that ends a turn, which the report names."""
+        """The assistant turns in tokens; the ids, with an EOS appended if the template writes no end of turn; and the token
+        that ends a turn. The report names this token."""
         chat, turns, eos, objective = row.shown, list[Turn](), self.eos, self.options.objective
         steps_of_answers = row.step_spans if self.options.needs_steps else None
-        # The last user message before a turn, and the token after its end of turn.
+        # The last user message before a turn, and the token after the end of the user's turn.
         user: tuple[Span | None, int] = (None, 0)
         answers = 0
         end_id = None
         origin = ""
-        # For each message the first token of the next one; the end of turn is searched in between.
+        # For each message, the first token of the next one; the end of turn is searched for in between.
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
         for span, begins in zip(chat.spans, following, strict=True):
             content = token_span(last, span.start, span.end)
             written = content.stop
             closing = range(written, begins)
-            # A turn with tool calls ends after them, with the last token of the calls.
+            # A turn with tool calls ends with the last token of the calls.
             if span.close is not None:
                 written = bisect_left(last, span.close)
                 closing = range(written - 1, written)
@@ -585,7 +590,7 @@ class RowEncoder:
                 origin = " (the tokenizer's EOS, appended: the template writes none)"
             step_spans: list[CharSpan] = []
             cue_span: CharSpan | None = None
-            # Steps and cue are in characters of the answer; a turn that calls tools is no answer and has neither.
+            # Steps and cue are in characters of the answer; a turn that calls tools is not an answer and has neither.
             if span.close is None:
                 step_spans = [] if steps_of_answers is None else steps_of_answers[answers]
                 answers += 1
@@ -628,15 +633,15 @@ def encode_dataset(
     """
     rows = source if isinstance(source, RowSource) else RowSource(source)
     encoder = make_encoder(rows, tokenizer, renderer, options)
-    report, stores, digest = DataReport(rows.name), [], hashlib.sha256()
+    report, stores, digests = DataReport(rows.name), [], list[bytes]()
     placed = ((rows.place(number), row) for number, row in rows)
     chunks = iter(lambda: list(islice(placed, CHUNK_ROWS)), [])
     for encoded in mapped(encoder, chunks, processes, _NAME.dataset_num_proc):
         report.add(encoded.report)
         stores.append(encoded.store)
-        digest.update(encoded.digest)
-    # Of the rows, in order: a resumed run compares it.
-    report.fingerprint = digest.hexdigest()[:16]
+        digests.append(encoded.digest)
+    # The digest of the rows in their order, which a resumed run compares with its own.
+    report.fingerprint = digest(digests)
     report.require(report.examples)
     store = ExampleStore.joined(stores)
     report.set_lengths(store.lengths)

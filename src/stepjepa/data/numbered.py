@@ -3,7 +3,7 @@
 Text before the first marker belongs to the first step, and nested lists to the step around them. A summary or an answer
 after the last item is a separate step. Everything here reads `Text.flat`.
 
-The words for a step and for an answer are known in English, German, French, Spanish, Portuguese and Chinese.
+The words for "step" and "answer" are known in English, German, French, Spanish, Portuguese and Chinese.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepjepa.data.blocks import CharSpan, Paragraph, Text
 _STEP = "(?i:step|schritt|étape|etape|paso|passo|etapa|步骤|步驟)"
 # After `Step 3`: a title in brackets, the end of markup, then a sign or the end of the line.
 _SIGN_AFTER = r"(?=[ \t]*(?:\([^()\n]{1,60}\)[ \t]*)?(?:\*\*|__)?[ \t]*(?:[:.，、)*\u2013\u2014-](?!\d)|\n|\Z))"
-# After `3.`: white space, markup, a word without a space in between, a script without spaces.
+# After `3.`: white space, markup, a word without a space before it, or a script without spaces.
 _AFTER = r"(?=[\s*_`$\\]|[A-Z][a-z]|[^\x00-\x7f]|\Z)(?!\d)"
 
 # The start of a line. The line feed is part of the pattern (the text is searched with one in front): a literal first
@@ -74,10 +74,10 @@ class Numbered(NamedTuple):
 def numbered(text: Text) -> Numbered:
     """Split a text at numbered markers at the start of a line, plain or in bold, in a heading or after a bullet.
 
-    Markers are the word for step with a number (``Step 3:``, ``Schritt 3:``, ``第3步``), and numbers that count up: ``3.``,
-    ``3)``, ``(3)``, ``３、``. Text before the first marker belongs to the first step, nested items and indented text to the
-    step around them. A summary or an answer after the last item, after a blank line and not indented, is a separate step. A
-    text with fewer than two markers is one step.
+    Markers are the word for "step" with a number (``Step 3:``, ``Schritt 3:``, ``第3步``), and numbers that count up:
+    ``3.``, ``3)``, ``(3)``, ``３、``. Text before the first marker belongs to the first step, nested items and indented text
+    to the step around them. A summary or an answer after the last item, after a blank line and not indented, is a separate
+    step. A text with fewer than two markers is one step.
     """
     lists = counted_lists(find_markers(text))
     if not lists:
@@ -99,7 +99,7 @@ def numbered(text: Text) -> Numbered:
 
 
 def _prevail(text: Text, regions: Sequence[CharSpan]) -> bool:
-    """Whether lists dominate the text: a third of it is in lists, or at most two paragraphs are not."""
+    """Whether lists dominate the text: at least a third of it is in lists, or at most two paragraphs of prose are not."""
     in_lists = sum(end - start for start, end in regions)
     in_thoughts = sum(end - start for start, end in text.thoughts)
     if 3 * in_lists >= len(text.text) - in_thoughts:
@@ -135,10 +135,11 @@ def find_markers(text: Text) -> list[Marker]:
 
 
 def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
-    """Choose the markers that open the steps of a text, as lists that each count up; [] without any.
+    """Choose the markers that open the steps of a text, as lists that each count up; [] if there are none.
 
-    Step words rank before numbers in headings, then numbers in bold, then plain ones; among plain ones the least indented
-    list that comes first. All other markers are items inside a step. A single marker opens no step.
+    Step words take precedence over numbers in headings, these over numbers in bold, and these over plain numbers; among
+    numbers of the same kind, the first of the least indented lists wins. All other markers are items inside a step. A single
+    marker opens no step.
     """
     steps = [marker for marker in markers if marker.family == "step"]
     if len(steps) > 1:
@@ -163,15 +164,15 @@ def _least_indented(family: Sequence[Marker]) -> list[Marker]:
     return [marker for marker in family if marker.width <= least + 1]
 
 
-# The deepest nesting that is followed; it keeps the search linear in the number of markers.
+# The deepest nesting that is followed. The bound keeps the search linear in the number of markers.
 _NESTED = 8
 
 
 def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
-    """The lists of a family that count up by one; [] if every list has a single item.
+    """The lists of a family that count up by one; [] if every list has only one item.
 
     A number that continues an earlier list closes all lists that started since then: they were nested. A number out of
-    order is prose that happens to start a line, unless it continues after a gap, or has the word for step (a second
+    order is prose that happens to start a line, unless it continues after a gap, or has the word for "step" (a second
     ``Step 2``).
     """
     lists: list[list[Marker]] = []
@@ -186,7 +187,7 @@ def _lists(family: Sequence[Marker]) -> list[list[Marker]]:
         if marker.value <= 1 or not lists:
             lists.append([marker])
             continue
-        # The list goes on after a gap only if the missing number does not follow later.
+        # The list continues after a gap only if the missing number does not follow later.
         expected = waiting[-1]
         gap = marker.value > expected and last_place.get(expected, -1) < number
         if gap or marker.family == "step":
@@ -218,7 +219,7 @@ _TITLE = re.compile(r"[ \t]*(?:\*\*|__)[^*\n]+(?:\*\*|__)[:.]?[ \t]*|[ \t]*#[^\n
 
 
 def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
-    """The start of the paragraphs after the last item that do not belong to it; `end` without any.
+    """The start of the paragraphs after the last item that do not belong to it; `end` if there are none.
 
     They start with a label or a heading, or where the last item has more paragraphs than any other item.
     """
@@ -232,10 +233,10 @@ def _ending(text: Text, items: Sequence[Marker], end: int) -> int:
 
 
 def _outer(text: Text, item: Marker, end: int) -> list[Paragraph]:
-    """The paragraphs of an item, after its first one, that are not indented and could be outside of it."""
+    """The paragraphs of an item after its first one that are not indented, and so could be outside of the item."""
     outer: list[Paragraph] = []
     for part in text.between(item.start + 1, end):
-        # In an item that is a heading, lower headings are nested, except that of an answer.
+        # In an item that is a heading, lower headings are nested, except the heading of an answer.
         nested = 0 < item.level < part.level and not _LABEL.match(text.flat, part.start)
         if part.width <= item.width + 1 and (part.prose or part.level) and not nested:
             outer.append(part)

@@ -12,9 +12,9 @@ from stepjepa.errors import ConfigError
 # Headings of the help.
 VIEWS, DATA = "views", "data"
 PromptFrom = Literal["training", "template"] | None
-# The column that `stepjepa prepare` writes.
+# The column into which `stepjepa prepare` writes the steps.
 STEPS_COLUMN = "steps"
-# The splitters that `choose_splitter` chooses from; of equally good ones it takes the first.
+# The splitters that `choose_splitter` chooses from; if several are equally good, the first one wins.
 SPLITTERS = ("separator", "numbered", "lines")
 # All splitters that `make_splitter` knows.
 STYLES = (*SPLITTERS, "sentence", "regex", "auto")
@@ -25,7 +25,7 @@ class PairColumns(NamedTuple):
 
     Attributes:
         source, target: column names; the source becomes the user's message, the target the answer.
-        choice: a column with the index of the right answer, if the target column holds a list (multiple choice).
+        choice: a column with the index of the correct answer, if the target column has a list (multiple choice).
     """
 
     source: str
@@ -34,7 +34,7 @@ class PairColumns(NamedTuple):
 
 
 def text_of(value: object) -> str:
-    """A cell as text: numbers are written out; other values and NaN become empty text."""
+    """Return a cell as text: numbers are written out, and other values and NaN become an empty text."""
     # NaN, the empty cell of a pandas table, is the value that differs from itself.
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
         return ""
@@ -43,7 +43,7 @@ def text_of(value: object) -> str:
 
 @dataclass
 class ColumnOptions(Topic):
-    """Which columns hold a pair."""
+    """The columns of a pair of views."""
 
     source_column: str | None = option(
         None, "Column with the source text, for data sets of pairs.", VIEWS
@@ -51,7 +51,7 @@ class ColumnOptions(Topic):
     target_column: str | None = option(None, "Column with the target text.", VIEWS)
     choice_column: str | None = option(
         None,
-        "Column with the index of the right text, if target_column holds a list (multiple choice).",
+        "Column with the index of the correct text, if target_column has a list (multiple choice).",
         VIEWS,
     )
 
@@ -70,7 +70,7 @@ class ColumnOptions(Topic):
             raise ConfigError(f"{columns} go together; give both")
         if self.choice_column is not None and self.target_column is None:
             raise ConfigError(
-                f"{_NAME.choice_column} picks a text of {_NAME.target_column}; give {columns} too"
+                f"{_NAME.choice_column} picks a text from {_NAME.target_column}; give {columns} too"
             )
 
 
@@ -79,14 +79,16 @@ class TemplateOptions(Topic):
     """How chats become text."""
 
     plain: bool = option(
-        False, "No chat template: the messages' contents, joined by line breaks.", DATA
+        False,
+        "Use no chat template: the contents of the messages are joined with line breaks.",
+        DATA,
     )
     chat_template: str | None = option(
         None, "File with a Jinja chat template to use instead of the tokenizer's.", DATA
     )
     chat_template_kwargs: dict[str, Any] | None = option(
         None,
-        "Further arguments of the chat template, as in '{\"enable_thinking\": false}'.",
+        "Further arguments for the chat template, such as '{\"enable_thinking\": false}'.",
         DATA,
     )
 
@@ -95,7 +97,7 @@ class TemplateOptions(Topic):
         for name in (_NAME.chat_template, _NAME.chat_template_kwargs):
             if self.plain and getattr(self, name):
                 raise ConfigError(
-                    f"plain means no chat template, and {name} is for one; leave one of them out"
+                    f"plain uses no chat template, so {name} would have no effect; give only one of them"
                 )
 
 
@@ -119,25 +121,25 @@ class DataOptions(TemplateOptions, ColumnOptions):
 
     labels: Literal["assistant", "all", "reference"] | None = option(
         None,
-        "Tokens in the LM loss: answers and their end of turn (assistant, the default), all (default for split and plain "
-        "text), or those that the published code in fact trains on (reference).",
+        "Tokens in the LM loss: answers and their end of turn (assistant, the default), all tokens (all, the default for "
+        "objective split and for plain text), or those that the published code actually trains on (reference).",
         DATA,
     )
     max_length: int = option(
         1024,
-        "Longest chat in tokens; longer ones are cut on the right and counted.",
+        "Longest chat in tokens; longer chats are cut on the right and counted.",
         DATA,
         at_least=2,
     )
     train_on: Literal["all", "last"] = option(
         "all",
         "Answers to train on: all in a chat, or only the last; the others are context. Messages that a row "
-        "switches off (weight 0, train false) are context too.",
+        "switches off (weight 0, train false) are context, too.",
         DATA,
     )
     drop_longer: bool = option(
         False,
-        "Leave out rows that are longer than max_length, and count them, instead of cutting them.",
+        "Leave out and count rows that are longer than max_length, instead of cutting them.",
         DATA,
     )
     system_prompt: str | None = option(None, "System message for chats that have none.", DATA)
@@ -157,19 +159,19 @@ class StepsOptions(Topic):
         "auto", "separator", "lines", "numbered", "sentence", "regex", "list"
     ] = option(
         "auto",
-        "How an answer is split into steps. auto uses a row's own steps; for other rows, whichever of separator, numbered, "
-        "lines fits most of them, or, if none does, whichever fits each answer. list: every row holds its steps.",
+        "How an answer is split into steps. auto uses the steps that a row lists; for other rows, whichever of separator, "
+        "numbered, lines fits most of them or, if none does, whichever fits each answer. list: every row lists its steps.",
         VIEWS,
     )
     step_separator: str = option(
         "\\n\\n",
-        "The string between steps for step_splitter=separator; the pattern that opens a step for regex.",
+        "The string between steps for step_splitter=separator; the pattern at which a step begins for regex.",
         VIEWS,
         needs={"step_splitter": ("auto", "separator", "regex")},
     )
     steps_column: str = option(
         STEPS_COLUMN,
-        "Column with the list of steps of the (last) answer, for auto and list.",
+        "Column with the list of steps of the (last) answer, for step_splitter=auto and list.",
         VIEWS,
         needs={"step_splitter": ("list", "auto")},
     )
@@ -192,26 +194,26 @@ class ReadingOptions(Topic):
     )
     stopping_strategy: Literal["first_exhausted", "all_exhausted"] = option(
         "all_exhausted",
-        "mixing_weights: an epoch ends when the first file to run out is exhausted, or the last (files that run out sooner "
-        "are repeated).",
+        "With mixing_weights, an epoch ends when the first file is exhausted, or only when the last one is (files that run "
+        "out sooner are repeated).",
         DATA,
         needs={"mixing_weights": True, "streaming": False},
     )
     streaming: bool = option(
         False,
-        "Read the training data on demand instead of all at once beforehand; needs max_steps.",
+        "Read the training data on demand instead of all at once before training; needs max_steps.",
         DATA,
     )
     shuffle_buffer: int = option(
         10_000,
-        "streaming: examples that are read ahead and shuffled together, at most one pass over the data.",
+        "With streaming, the number of examples that are read ahead and shuffled together, at most one pass over the data.",
         DATA,
         needs={"streaming": True},
         at_least=1,
     )
     dataset_num_proc: int = option(
         1,
-        "Processes that tokenise. More than one pays off above about 50,000 rows.",
+        "Number of processes that tokenise; more than one pays off above about 50,000 rows.",
         DATA,
         resume=True,
         identity=False,
@@ -219,7 +221,7 @@ class ReadingOptions(Topic):
     )
 
 
-# The system message of the published data, which `stepjepa generate` also gives to the model that it asks.
+# The system message of the published data, which `stepjepa generate` also gives to its model.
 SYSTEM_PROMPT = (
     "Please solve the problem step by step (separate steps with double newlines), but keep it short and put your final "
     "answer (do not include any other text or units) within \\boxed{}."
@@ -251,12 +253,12 @@ class PrepareOptions:
     )
     response_column: str | None = option(
         None,
-        f"Column with the response to split into steps. Default: {RESPONSE_COLUMN} for teacher, else the answer's.",
+        f"Column with the response to split into steps. Default: {RESPONSE_COLUMN} for teacher, else that of the answer.",
         _FORMAT,
     )
     ground_truth_column: str | None = option(
         None,
-        "Column with the final answer. Default: ground_truth, else it is taken from the answer.",
+        "Column with the final answer. Default: ground_truth; without it, the final answer is read from the answer.",
         _FORMAT,
     )
     dataset_split: str = option("train", "Split of a Hub data set.", _FORMAT)
@@ -280,18 +282,18 @@ class PrepareOptions:
     )
     drop_short: bool = option(
         False,
-        "Drop pieces that are too short instead of joining them (never one with the final answer).",
+        "Drop pieces that are too short, instead of joining them (never a piece with the final answer).",
         _STEPS,
     )
     keep_thinking: bool = option(
         False,
-        "Keep the text between <think> tags as steps, without the tags, as published; otherwise it is dropped.",
+        "Keep the text between <think> tags as steps, without the tags, as in the published data; otherwise it is dropped.",
         _STEPS,
     )
     system_prompt: str | None = option(
         SYSTEM_PROMPT,
-        "System message for chats without one; none adds none. The default asks for a boxed answer, and only rows whose "
-        "answer has a box get it.",
+        "System message for chats without one; none adds no message. The default asks for a boxed answer, and is added only "
+        "to rows whose answer has a box.",
         _STEPS,
     )
     min_steps: int = option(2, "Rows with fewer steps are dropped.", _ROWS, at_least=1)
@@ -300,7 +302,7 @@ class PrepareOptions:
     )
     dedup: bool = option(
         False,
-        "Keep the first of the rows with the same question (ignoring letter case and spaces).",
+        "Keep only the first of several rows with the same question (ignoring letter case and spaces).",
         _ROWS,
     )
     strict_data: bool = option(
@@ -314,7 +316,7 @@ class PrepareOptions:
         at_least=0,
         below=1,
     )
-    num_proc: int = option(1, "Processes that prepare rows.", _OUTPUT, at_least=1)
+    num_proc: int = option(1, "Number of processes that prepare rows.", _OUTPUT, at_least=1)
     overwrite: bool = option(
         False,
         "Replace output files that exist, once the new ones are complete.",
@@ -333,5 +335,5 @@ class PrepareOptions:
         check_fields(self)
 
 
-# After the classes whose names it has; their checks run later.
+# Defined after the classes that it names; their checks run later.
 _NAME = Names(DataOptions, StepsOptions, PrepareOptions)

@@ -1,8 +1,8 @@
 """Raw rows to chat rows with steps, for files of any size: ``stepjepa prepare``.
 
 Rows stream from the source in blocks through a `Converter`, in this process or in several, and come back in order. This
-module counts each row once and writes it. The output depends only on the rows and their order, so any number of processes
-writes the same bytes. Every file appears complete or not at all.
+module counts each row once and writes the kept rows. The output depends only on the rows and their order, so any number of
+processes writes the same bytes. Every file appears complete or not at all.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped
 
 _NAME = Names(PrepareOptions)
-# Reasons that the user asked for, not faults of a row: strict_data does not stop at them.
+# Reasons to skip a row that the user asked for, so strict_data does not stop at them.
 _FILTERS = {"too_few_steps", "wrong_answer", "duplicate"}
-# Rows of a block, which a worker prepares together.
+# The number of rows in a block, which a worker prepares together.
 _BLOCK_ROWS = 500
-# Rows that the format is recognised by.
+# The number of first rows by which the format is recognised.
 _RECOGNISED_BY = 100
 
 
 @dataclass
 class PrepareResult(RowCounts):
-    """The counts of `prepare`, every row once as kept or skipped; its ``str`` is the output of the command.
+    """The counts of `prepare`: every row is either kept or skipped. Its ``str`` is the output of the command.
 
     Attributes:
         format: the format of the source.
@@ -58,7 +58,7 @@ class PrepareResult(RowCounts):
         return "\n".join([*self.lines(), *following])
 
     def lines(self) -> list[str]:
-        """The counts, one fact a line. Text from the file is escaped, so that it cannot control the terminal."""
+        """The counts, one fact per line. Text from the file is escaped, so that it cannot control the terminal."""
         skipped = self.rows_skipped.total()
         steps = ", ".join(
             f"{steps} in {rows:,}" for steps, rows in sorted(self.step_counts.items())
@@ -135,7 +135,7 @@ def _flags(**options: object) -> list[str]:
 
 
 def _first_rows(raw: RowSource) -> list[object]:
-    """The readable ones of the first rows, which show the format; DataError without any."""
+    """The readable rows among the first ones, which show the format; DataError if there are none."""
     first = list(islice(raw.rows(strict=False), _RECOGNISED_BY))
     rows = [row for _, row in first if not isinstance(row, RowError)]
     if rows:
@@ -149,7 +149,7 @@ def _kept(
     raw: RowSource, converter: Converter, options: PrepareOptions, result: PrepareResult
 ) -> Iterator[Kept]:
     """Yield the rows to write, and count every row."""
-    # Hashes of questions: 64 bits a row, where the texts of a large file would not fit into memory.
+    # Hashes of questions, 64 bits per row: the texts of a large file would not fit into memory.
     seen = set[int]()
     rows = raw.rows(strict=False)
     blocks = iter(lambda: list(islice(rows, _BLOCK_ROWS)), [])
@@ -157,7 +157,7 @@ def _kept(
         for number, outcome in outcomes:
             result.rows_read += 1
             if options.dedup and isinstance(outcome, Kept) and outcome.key in seen:
-                outcome = RowError("duplicate", "the question was kept before")
+                outcome = RowError("duplicate", "an earlier row has the same question")
             if isinstance(outcome, RowError):
                 strict = options.strict_data and outcome.reason not in _FILTERS
                 result.skip(outcome, raw.place(number), strict)
@@ -173,12 +173,12 @@ def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, P
     """The files for training, validation and the report.
 
     Raises:
-        ConfigError: a file must not be replaced, or its name does not end as a JSONL file's.
+        ConfigError: a file must not be replaced, or its name does not have an ending of JSONL files.
     """
     train = Path(os.path.expanduser(options.output_file or ""))
     if train.suffix.lower() not in JSON_SUFFIXES:
         raise ConfigError(
-            f"{_NAME.output_file} is '{train}'; rows are written as JSONL, so end it in .jsonl"
+            f"{_NAME.output_file} is '{train}'; rows are written as JSONL, so the name must end in .jsonl"
         )
     # Write to the target of a link: the final rename would replace the link itself.
     if train.is_symlink():
@@ -187,10 +187,10 @@ def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, P
     report = train.with_name(f"{train.stem}.report.json")
     for path in (train, valid, report) if options.valid_ratio else (train, report):
         if path.is_dir():
-            raise ConfigError(f"{_NAME.output_file}: {path} is a folder; give a file's name")
+            raise ConfigError(f"{_NAME.output_file}: {path} is a folder; give the name of a file")
         if source is not None and os.path.realpath(path) == os.path.realpath(source):
             raise ConfigError(
-                f"{_NAME.output_file}: {path} is the file that is read; write to another one"
+                f"{_NAME.output_file}: {path} is the input file; write to another file"
             )
         if path.exists() and not options.overwrite:
             raise ConfigError(

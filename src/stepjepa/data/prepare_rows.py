@@ -25,6 +25,7 @@ from stepjepa.data.columns import (
     as_object,
     chat_column,
     column_value,
+    first_filled,
     form_of,
     listed_columns,
     refuse_half_characters,
@@ -43,11 +44,11 @@ from stepjepa.errors import DataError, RowError, attempted
 from stepjepa.utils.text import counted
 
 _NAME = Names(PrepareOptions)
-# Characters. A longer text is no answer, and splitting it into steps would take minutes.
+# In characters. A longer text is not an answer, and splitting it into steps would take minutes.
 MAX_TEXT = 1_000_000
 KEY_BITS = 64
 _JOIN = "\n\n"
-# GSM8K itself contains line separators (U+2028), at which `str.splitlines` cuts; JSON's escapes keep a row on one line.
+# GSM8K itself contains line separators (U+2028), at which `str.splitlines` splits; JSON's escapes keep a row on one line.
 _LINE_ENDS = str.maketrans({"\x85": "\\u0085", "\u2028": "\\u2028", "\u2029": "\\u2029"})
 _CALCULATOR_MARK = re.compile(r"<<[^\n]*?>>")
 _BLANK_LINES = re.compile(r"\A(?:[^\S\n]*\n)+")
@@ -67,8 +68,8 @@ class Kept(NamedTuple):
 
 
 class RawFormat(NamedTuple):
-    """A format, and its columns of the question and of the response, which is split into steps; None for the columns that
-    training reads."""
+    """A format, and its columns of the question and of the response, which is split into steps; None stands for the
+    column that training reads."""
 
     name: str
     question: str | None = None
@@ -116,9 +117,7 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
             raise DataError(
                 f"{name}: none of the first rows has the column {column!r} (found: {columns})"
             )
-    formats = Counter(
-        form for form in (_format_of(row, options) for row in objects) if form is not None
-    )
+    formats = Counter(filter(None, (_format_of(row, options) for row in objects)))
     if not formats:
         raise DataError(
             f"{name}: format not recognised (columns found: {columns}); name the columns with "
@@ -128,15 +127,13 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
 
 
 def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
-    """Format and columns of one row, None if it does not show them."""
+    """The format and columns of one row; None if the row does not show them."""
     question = options.question_column
     response = options.response_column
-    # The column of a generated response, which is trained in place of the data set's answer.
+    # The column of a generated response, which takes the place of the data set's answer in training.
     generated = None
     if response is None and options.format in ("auto", "teacher"):
-        generated = next(
-            (name for name in (RESPONSE_COLUMN, "response") if row.get(name) is not None), None
-        )
+        generated = first_filled(row, (RESPONSE_COLUMN, "response"))
     form = RawFormat(options.format, question, response or generated)
     if form.name == "teacher":
         return form._replace(response=form.response or RESPONSE_COLUMN)
@@ -153,11 +150,11 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
 
 
 def _chat_of(row: Mapping[str, Any], form: RawFormat) -> list[dict[str, str]]:
-    """The chat of a raw row; RowError without one."""
+    """The chat of a raw row; RowError if the row has none."""
     answer = form_of(row).answer
     if form.question:
         return row_to_messages(row, None, PairColumns(form.question, form.response or answer))
-    # The response takes the place of the answer, so that the row's other columns (context, history) still count.
+    # The response takes the place of the answer, so that the row's other columns (context, history) are still read.
     if form.response:
         value = column_value(row, form.response)
         if value is None:
@@ -170,7 +167,7 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
     """Read the parts of one raw row.
 
     Raises:
-        RowError: it is no chat of a question and its answer, or one of them is empty.
+        RowError: it is not a chat of one question and its answer, or one of the two is empty or too long.
     """
     row = as_object(row)
     system, *turn = one_turn(_chat_of(row, form))
@@ -191,7 +188,7 @@ def read_example(row: object, form: RawFormat, options: PrepareOptions) -> RawEx
                 f"the answer does not end in a line '#### ...': it ends in {answer[-40:]!r}",
             )
         response = _CALCULATOR_MARK.sub("", response)
-    # Next to a generated response, the data set's answer stays in its column.
+    # If the response is generated, the data set's own answer stays in its column.
     answer_column = form_of(row).answer
     if form.response not in (None, answer_column):
         answer = clean_lines(cell_text(row.get(answer_column))) or answer
@@ -216,7 +213,7 @@ def _split_final(text: str) -> tuple[str, str | None]:
 
 
 def clean_lines(text: str) -> str:
-    """Make line feeds of all line ends, and drop blank lines at the start and white space at the end."""
+    """Convert all line ends to line feeds, and drop blank lines at the start and white space at the end."""
     return blank_lines_off(text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
@@ -235,7 +232,7 @@ class Converter:
         form: the rows' format and columns.
 
     Attributes:
-        least: the least number of characters in a step.
+        least: the smallest number of characters in a step.
     """
 
     def __init__(self, form: RawFormat, options: PrepareOptions):
@@ -252,7 +249,7 @@ class Converter:
         self.least = usual if options.min_step_length is None else options.min_step_length
 
     def __call__(self, rows: Sequence[tuple[int, Any]]) -> list[tuple[int, Kept | RowError]]:
-        """Prepare each row: its number, with the prepared row or the reason why it is skipped."""
+        """Prepare each row, and return its number with the prepared row or the error that skips it."""
         return [(number, attempted(self._prepared, row)) for number, row in rows]
 
     def _prepared(self, row: object) -> Kept:
@@ -286,7 +283,7 @@ class Converter:
             "messages": messages,
         }
         line = json.dumps(prepared, ensure_ascii=False)
-        refuse_half_characters(line, "a text")
+        refuse_half_characters(line, "the row")
         data = f"{line.translate(_LINE_ENDS)}\n".encode()
         return Kept(data, question_key(example.question), len(steps))
 
@@ -294,7 +291,7 @@ class Converter:
         """Return the answer to write, and its steps in order, with the final answer at the end of the last one.
 
         Raises:
-            RowError: the response is only thinking.
+            RowError: the response has only thinking.
         """
         texts = response_parts(example.response, self._options.keep_thinking)
         if self._form.name != "gsm8k" and any(map(holds_code, texts)):
@@ -310,27 +307,31 @@ class Converter:
                 paragraphs = _cut(trimmed(piece), self._blank_lines)
                 pieces.append("\n".join(map(blank_lines_off, paragraphs)))
         fitting = fit_lengths(pieces, self.least, self._options.drop_short)
-        # Joined pieces may split otherwise: after an unclosed code fence, for example, all that follows is one step.
+        # Joined pieces may split differently: everything after an unclosed code fence, for example, is one step.
         content = _JOIN.join(_with_final(fitting, example.final))
         steps = [trimmed(step) for step in _cut(content, self._blank_lines)]
         return _JOIN.join(steps), steps
 
     def _checked_truth(self, example: RawExample, content: str) -> str | None:
-        """The ground truth; with ``require_correct`` checked against the response."""
+        """The ground truth; with ``require_correct``, it is checked against the response."""
         required = self._options.require_correct
         truth = example.ground_truth
         if truth is None:
             # The response cannot confirm itself.
             reference = None if example.answer == example.response else example.answer
             if reference is None and required:
-                raise RowError("no_ground_truth", "only the response itself gives a final answer")
+                raise RowError(
+                    "no_ground_truth",
+                    f"only the response itself has a final answer; name a column with --{_NAME.ground_truth_column}",
+                )
             truth = final_answer(reference or content)
         elif "####" in truth or "\\boxed" in truth:
             truth = final_answer(truth) or truth
         answer = final_answer(content) if required else truth
         if required and not answers_match(answer, truth):
             raise RowError(
-                "wrong_answer", f"the response ends in {answer!r}, the ground truth is {truth!r}"
+                "wrong_answer",
+                f"the response ends in {answer!r}, but the ground truth is {truth!r}",
             )
         return truth
 
@@ -357,10 +358,10 @@ def question_of(messages: Sequence[Mapping[str, str]]) -> str:
 
 
 def response_parts(text: str, keep_thinking: bool) -> list[str]:
-    """Return the response after its thinking; with `keep_thinking` also the text inside and between, without the marks.
+    """Return the response after its thinking; with `keep_thinking`, also the text inside and between thinking blocks.
 
     Raises:
-        RowError: nothing is left.
+        RowError: no text is left.
     """
     if not has_thinking(text):
         return [text]
@@ -370,13 +371,13 @@ def response_parts(text: str, keep_thinking: bool) -> list[str]:
         # The parts before, inside and between thinking blocks.
         places = [0, *(place for span in thoughts for place in span)]
         pieces = [text[start:end] for start, end in pairwise(places)] + pieces
-    # Marks in a code fence belong to the code.
+    # In a piece with a code fence, the marks stay: they may belong to the code.
     parts = [blank_lines_off(piece if "```" in piece else MARK.sub("", piece)) for piece in pieces]
     parts = [part for part in parts if part]
     if not parts:
         raise RowError(
             "only_thinking",
-            f"the response is only a thinking block; --{_NAME.keep_thinking} keeps it",
+            f"the response has only a thinking block; --{_NAME.keep_thinking} keeps it",
         )
     return parts
 
@@ -390,11 +391,11 @@ def trimmed(text: str) -> str:
 
 
 def fit_lengths(pieces: Sequence[str], least: int, drop: bool, glue: str = "\n") -> list[str]:
-    """Merge pieces until each has `least` characters or more; a wide character (Chinese, Japanese, Korean) counts as four,
+    """Merge pieces until each has at least `least` characters; a wide character (Chinese, Japanese, Korean) counts as four,
     as it carries about as much as four letters.
 
-    A short piece joins the next one if it is a heading or the first piece, else the one before it, with `glue` between. With
-    `drop` it is dropped instead, unless it holds the final answer.
+    A short piece joins the next one if it is a heading or the first piece, else the one before it, with `glue` in between.
+    With `drop`, it is dropped instead, unless it has the final answer.
     """
     fitting: list[str] = []
     # A short piece that waits for the next one.
@@ -426,7 +427,7 @@ def _length(words: str) -> int:
 
 
 def _is_introduction(words: str) -> bool:
-    """Whether words are a heading, a rule, a title in bold or end in a colon, and so belong to the text after them."""
+    """Whether words are a heading, a rule or a title in bold, or end in a colon, and so belong to the text after them."""
     bold = words[:2] == words[-2:] == "**"
     return bold or words.startswith(("#", "---")) or words.rstrip("*_ ").endswith(":")
 

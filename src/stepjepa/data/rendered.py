@@ -7,8 +7,8 @@ A chat template renders a chat and a generation prompt, and the text before the 
                                                      |        |
                                         the opening begins    the answer's text
 
-After the common text comes `Opening.written` in the chat: the model must write this itself, and is trained on it. In the
-generation prompt comes `Opening.extra`: without it, the prompt is the one that the model was trained on.
+In the chat, `Opening.written` follows the common text: the model must write it itself, and is trained on it. In the
+generation prompt, `Opening.extra` follows the common text: without it, the prompt is the one that the model was trained on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stepjepa.data.options import TemplateOptions
 
 _NAME = Names(TemplateOptions)
 _UNFINISHED_TAG = re.compile(r"<[^<>\s]*$")
-# Characters that a message quotes from a text.
+# The most characters that a message quotes from a text.
 _QUOTED = 60
 
 
@@ -105,14 +105,14 @@ def common_end(first: str, second: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Quote a text, cut if it is long."""
+    """Quote a text, shortened if it is long."""
     return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
 
 
 def shown_messages(
     messages: Sequence[Mapping[str, Any]], spans: Sequence[MessageSpan]
 ) -> Iterator[tuple[int, MessageSpan]]:
-    """The index of each message that the template shows in its place, and its span.
+    """Yield the index and the span of each message that the template shows in its place.
 
     Args:
         messages: all messages; a system message may have no span.
@@ -150,7 +150,7 @@ class RenderedChat(NamedTuple):
 
     @property
     def begins(self) -> list[int]:
-        """For each assistant message the first character that the model writes: that of its content, or of the opening."""
+        """The first character that the model writes for each assistant message: that of its content, or of the opening."""
         pairs = zip(self.turns, self.openings, strict=True)
         return [
             span.start - len(opening.written) if opening else span.start for span, opening in pairs

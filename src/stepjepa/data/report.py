@@ -1,10 +1,10 @@
-"""The data report: what was read, kept and skipped, and why."""
+"""The data report: how many rows were read, kept and skipped, and why."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -21,16 +21,17 @@ if TYPE_CHECKING:
 
 _NAME = Names(DataOptions, StepsOptions, PromptOptions)
 LONGER = "longer_than_max_length"
-# Key of a reason -> its words, if the key with spaces for underscores is not clear enough.
+# Key of a reason -> its wording, if the key with spaces in place of underscores is not clear enough.
 _REASONS = {
     "not_an_object": "the row is not an object with columns",
     LONGER: f"longer than {_NAME.max_length}, left out by {_NAME.drop_longer}",
-    "no_known_columns": "none of the columns that make a chat",
+    "no_known_columns": "none of the columns of a chat",
     "no_messages": "'messages' is empty or not a list of messages",
     "no_steps": "the steps column is missing, or is not a list of texts",
     "steps_not_found": "the steps in the row are not in its answer",
     "no_room_for_answer": f"the prompt alone fills {_NAME.max_length}",
-    "nothing_to_learn": "the answer is empty and nothing ends its turn",
+    "not_text_alone": "images, sound or video next to the text",
+    "nothing_to_learn": "no token to train on",
     "answer_truncated": f"the answer was cut at {_NAME.max_length}",
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
@@ -39,8 +40,8 @@ _REASONS = {
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "no_user_message": "no user message before the answer",
     "no_answer_in_text": "the assistant only calls tools",
-    "no_answer_cue": "no '####', '\\boxed{', '<answer>' or 'answer is' before a final answer, or nothing in front of it",
-    "no_reference": "nothing that a metric could compare with",
+    "no_answer_cue": "no '####', '\\boxed{', '<answer>' or 'answer is' before a final answer, or no text before that cue",
+    "no_reference": "no reference answer that a metric could use",
     "no_target_text": "no text in the column of the target views",
     "view_shorter_than_last_token": "a view has fewer tokens than its readout counts back",
     "beyond_positions": "the views need positions that the model does not have",
@@ -52,22 +53,22 @@ def reason_words(reason: str) -> str:
     return _REASONS.get(reason) or reason.replace("_", " ")
 
 
-# Key of a note -> the parts of rows that are not trained, after the number of rows; and what to do about it.
+# Key of a note -> what follows the number of rows in a warning, and its advice.
 NOTES = {
     "preference_pairs": (
-        "with a rejected answer, which is not read; the other one (messages, answer or chosen) is trained",
-        "right for fine-tuning on the preferred answers; a preference loss such as DPO is another method",
+        "with a rejected answer, which is not read; only the preferred answer is trained on",
+        "this is fine-tuning on the preferred answers, not preference training such as DPO",
     ),
     "ends_on_user": (
-        "with a message of the user at the end, which is context; the answers before it are trained",
-        "right if the chats were cut there; else add the answer, or remove the message",
+        "with a user message at the end, which is only context; the answers before it are trained on",
+        "this is right if the chats were cut there; otherwise, add the answer or remove the message",
     ),
 }
 _UNREAD_ADVICE = (
-    "write it into the question or the answer if the model needs it, or remove it; "
-    f"--{_NAME.source_column} and --{_NAME.target_column} name other columns"
+    "move it into the question or the answer if the model needs it, or remove it; "
+    f"--{_NAME.source_column} and --{_NAME.target_column} select other columns"
 )
-# The most different system prompts in a report: a data set may have one per row.
+# The largest number of system prompts in a report, since a data set may have one per row.
 _SYSTEM_PROMPTS = 8
 
 
@@ -75,7 +76,8 @@ class Counts:
     """Numbers, counts, first examples and flags that add up chunk by chunk."""
 
     def add(self, later: Self) -> None:
-        """Add the counts of later rows of the same data set: numbers and counts add up; of all else the earlier stays."""
+        """Add the counts of later rows of the same data set: numbers and counters add up; of other values, the
+        earlier one is kept."""
         for name, value in vars(later).items():
             total = getattr(self, name)
             if isinstance(total, Counts):
@@ -90,15 +92,13 @@ class Counts:
                 setattr(self, name, total + value if type(total) is int else total or value)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a plain record for JSON."""
-        values = {
-            name: value.to_dict() if isinstance(value, Counts) else value
-            for name, value in vars(self).items()
-        }
-        return {
-            name: dict(value) if isinstance(value, dict) else value
-            for name, value in values.items()
-        }
+        """Return the counts as a plain record for JSON."""
+        record: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Counts):
+                value = value.to_dict()
+            record[name] = dict(value) if isinstance(value, dict) else value
+        return record
 
 
 @dataclass
@@ -110,7 +110,7 @@ class StepCounts(Counts):
         looked: whether a column may list steps.
         rows: kept rows whose steps were read.
         own: those among them that list their steps.
-        unread: reason -> rows whose listed steps could not be used, so the splitter served them.
+        unread: reason -> rows whose listed steps could not be used, so the splitter was used.
         first_unread: reason -> place of the first such row, and what is wrong.
     """
 
@@ -123,7 +123,7 @@ class StepCounts(Counts):
 
     @classmethod
     def of(cls, rules: StepRules) -> StepCounts:
-        """Return empty counts of a data set that is read by `rules`."""
+        """Return empty counts for a data set whose steps `rules` decide."""
         return cls(rules.name, rules.column is not None)
 
     def count(self, place: str, steps: RowSteps) -> None:
@@ -137,31 +137,32 @@ class StepCounts(Counts):
 
     @property
     def words(self) -> str:
-        """The origin in words: the rows themselves, the splitter, or the number of rows for each."""
+        """The origin of the steps in words: the rows themselves, the splitter, or the number of rows for each."""
         by_splitter = f"found by --{_NAME.step_splitter} {self.splitter}" + (
             ", for each answer" if self.splitter == "auto" else ""
         )
         if not self.looked or (self.rows and not self.own):
             return by_splitter
-        listed = "the row's own" if self.rows == 1 else "the rows' own"
+        listed = "listed in the row" if self.rows == 1 else "listed in the rows"
         if not self.rows:
             return f"{listed}, else {by_splitter}"
         if self.own == self.rows:
             return listed
-        return f"{listed} in {self.own:,}, {by_splitter} in {self.rows - self.own:,}"
+        rows = counted(self.own, "row")
+        return f"listed in {rows}, {by_splitter} in {self.rows - self.own:,}"
 
     def lines(self) -> list[str]:
-        """The counts, one fact a line; empty without a splitter."""
+        """The counts, one fact per line; empty without a splitter."""
         if not self.splitter:
             return []
         lines = [f"steps: {self.words}"]
         for reason, rows in self.unread.most_common():
             why = f"{reason_words(reason)} (first: {self.first_unread[reason]})"
-            lines.append(f"own steps not used in {counted(rows, 'row')}: {why}")
+            lines.append(f"listed steps not used in {counted(rows, 'row')}: {why}")
         return lines
 
 
-# Name of a count, and a chat -> the option with which the template has nothing to report. See `ChatRenderer.switch`.
+# Name of a count, and a chat -> the option that would leave nothing to count. See `ChatRenderer.switch`.
 _Switch = Callable[[str, Sequence[Mapping[str, str]]], str]
 
 
@@ -170,7 +171,7 @@ class DataWarning(NamedTuple):
 
     Attributes:
         name: a short key, such as ``one_step``.
-        count, total: the number of rows, answers or examples concerned, out of how many.
+        count, total: the number of rows, answers or examples that the warning concerns, and the number of all of them.
         text: the problem, with the numbers.
         advice: what it means and what to do.
     """
@@ -190,11 +191,11 @@ class PromptCounts(Counts):
         rows: rows that were counted; `answers`: their answers that were compared with the generation prompt.
         written: answers before which the template writes text that the generation prompt does not have.
         opened: answers whose generation prompt has text that the chat does not have.
-        endings: `Opening.extra` -> last answers. Prompts for a model of this data omit the most common one.
-        left_out: rows whose template leaves out a part of an answer, or of thinking next to its content;
-            `characters_left_out` of them.
+        endings: `Opening.extra` -> last answers. Prompts for a model trained on this data omit the most common one.
+        left_out: rows in which the template leaves out a part of an answer, or of thinking next to its content;
+            `characters_left_out`: the number of those characters.
         first: name of one of these counts -> place and texts of the first such row.
-        switches: name of one of these counts -> the option with which the template has no such row.
+        switches: name of one of these counts -> the option with which the template leaves no such row.
     """
 
     rows: int = 0
@@ -222,13 +223,13 @@ class PromptCounts(Counts):
         """
         self.rows += 1
         answers = [message for message in messages if message["role"] == "assistant"]
-        # The prompts of users ask for a last answer, so only its opening counts in `endings`.
+        # Users prompt for the next answer in a chat, so only the opening of the last answer counts in `endings`.
         last = ""
         for message, opening in zip(answers, rendered.openings, strict=True):
             if opening is None or not is_trained(message):
                 continue
             self.answers += 1
-            # With thinking in the row, the text before the answer is that thinking.
+            # If the row has thinking, the text before the answer is that thinking.
             if opening.written.strip() and REASONING not in message:
                 self.written += 1
                 self._note("written", f"{place}: {quoted(opening.written)}", messages, switch)
@@ -255,7 +256,7 @@ class PromptCounts(Counts):
             self.switches[name] = switch(name, messages)
 
     def lines(self, warnings: bool = True) -> list[str]:
-        """The trained text that the generation prompt does not have, and the warnings, one fact a line."""
+        """The trained text that the generation prompt does not have, and the warnings, one fact per line."""
         lines = []
         if self.written:
             switch = self.switches["written"]
@@ -279,12 +280,12 @@ class PromptCounts(Counts):
             switch = (
                 f"train on answers with their thinking, or give another --{_NAME.chat_template}"
             )
-            # Only earlier turns differ, as templates often drop their thinking.
+            # Only earlier turns differ: templates often drop their thinking.
             if not any(ending.strip() for ending in self.endings):
                 switch = f"--{_NAME.train_on} last trains only the last answers"
             advice = (
-                f"evaluate and generate ask for a last answer as in training (--{_NAME.prompt_from} training), others do "
-                f"not: {self.switches['opened'] or switch}"
+                f"evaluate and generate prompt for a last answer as in training (--{_NAME.prompt_from} training), but other "
+                f"programs do not: {self.switches['opened'] or switch}"
             )
             warnings.append(DataWarning("prompt_opened", self.opened, self.answers, text, advice))
         if self.left_out:
@@ -318,25 +319,26 @@ class RowCounts(Counts):
     """
 
     source: str
-    rows_read: int = field(default=0, kw_only=True)
-    rows_skipped: Counter[str] = field(default_factory=Counter, kw_only=True)
-    first_skipped: dict[str, str] = field(default_factory=dict, kw_only=True)
-    unread: Counter[str] = field(default_factory=Counter, kw_only=True)
-    other_columns: Counter[str] = field(default_factory=Counter, kw_only=True)
-    notes: Counter[str] = field(default_factory=Counter, kw_only=True)
+    _: KW_ONLY
+    rows_read: int = 0
+    rows_skipped: Counter[str] = field(default_factory=Counter)
+    first_skipped: dict[str, str] = field(default_factory=dict)
+    unread: Counter[str] = field(default_factory=Counter)
+    other_columns: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)
 
     def see_left_over(self, rest: LeftOver) -> None:
-        """Count the parts of a row that are not trained."""
+        """Count the parts of a row that are not trained on."""
         self.unread.update(rest.texts)
         self.other_columns.update(rest.others)
         self.notes.update(rest.notes)
 
     def row_warnings(self) -> Iterator[DataWarning]:
-        """Yield a warning for each part of rows that is not trained."""
+        """Yield a warning for each part of rows that is not trained on."""
         total = self.rows_read
         for what, rows in self.unread.most_common():
             number = counted(rows, "row")
-            text = f"{what}: text in {number} that is not read"
+            text = f"the text of {what} is not read in {number}"
             yield DataWarning("unread", rows, total, text, _UNREAD_ADVICE)
         for name, rows in self.notes.most_common():
             what, advice = NOTES[name]
@@ -344,7 +346,7 @@ class RowCounts(Counts):
             yield DataWarning(name, rows, total, f"{number} {what}", advice)
 
     def other_lines(self) -> list[str]:
-        """List the columns that describe the rows in a line; empty without any."""
+        """Return a line with the columns that describe the rows; empty if there are none."""
         names = sorted(name for name in self.other_columns if f"column {name!r}" not in self.unread)
         return (
             [f"columns not read (ids, categories and the like): {', '.join(map(escaped, names))}"]
@@ -371,12 +373,12 @@ class RowCounts(Counts):
             )
 
     def skipped_lines(self) -> list[str]:
-        """The skipped rows, a line for each reason."""
+        """The skipped rows, one line per reason."""
         return skipped_lines(dict(self.rows_skipped.most_common()), self.first_skipped)
 
 
 def skipped_lines(skipped: Mapping[str, int], first: Mapping[str, str]) -> list[str]:
-    """List skipped rows, a line for each reason; for the arguments see `RowCounts`."""
+    """List skipped rows, one line per reason; for the arguments, see `RowCounts`."""
     return [
         f"skipped {rows:,}: {reason_words(reason)} (first: {first[reason]})"
         for reason, rows in skipped.items()
@@ -390,17 +392,17 @@ class DataReport(RowCounts):
     Attributes:
         rows_kept: rows that are trained on.
         examples: examples of these rows; more than rows if long texts are cut into blocks.
-        examples_without_pairs: reason -> kept rows that are used for plain language modelling only.
+        examples_without_pairs: reason -> kept rows that are used only for language modelling.
         first_without_target: the first row without a text in the column of the target views, and what is wrong with it.
         pairs: source/target pairs in the kept rows.
         pairs_dropped: reason -> pairs of the kept rows that cannot be used.
         answers_truncated: kept rows whose answer was cut at max_length.
-        system_folded: rows whose system message was put into the user message (template without a system role).
+        system_folded: rows whose system message was put into the user message (the template has no system role).
         steps: origin of the steps; empty for objectives without steps.
         prompts: how the answers begin, and which parts of them the template leaves out.
         system_prompts: the most common system messages -> chats that begin with them.
         without_system_prompt, other_system_prompts: chats with no system message, or with a less common one.
-        end_of_turn: the end of an answer, as printed; `end_token`: its token, None if it is none.
+        end_of_turn: the end of an answer, as printed; `end_token`: its token, None if no token ends an answer.
     """
 
     rows_kept: int = 0
@@ -442,13 +444,11 @@ class DataReport(RowCounts):
         if lengths.size:
             names = ("min", "p50", "p90", "p99", "max")
             values = np.percentile(lengths, (0, 50, 90, 99, 100), method="nearest")
-            self.token_length = {
-                name: int(value) for name, value in zip(names, values, strict=True)
-            }
+            self.token_length = dict(zip(names, map(int, values), strict=True))
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
-        """Return the report of a record."""
+        """Return the report that a record holds."""
         parts = {"steps": StepCounts, "prompts": PromptCounts}
         counts = {
             name: kind(**_known(kind, record.get(name) or {})) for name, kind in parts.items()
@@ -456,8 +456,8 @@ class DataReport(RowCounts):
         return cls(**{**_known(cls, record), **counts})
 
     def lines(self, warnings: bool = True) -> list[str]:
-        """The report, one fact a line, with or without what `check` prints of the text: columns, steps and warnings.
-        Without, it has the distribution of the lengths."""
+        """The report, one fact per line. Without `warnings`, the distribution of the lengths takes the place of the lines on
+        columns, steps and warnings, which `check` prints elsewhere."""
         skipped = self.rows_skipped.total()
         rows = (
             f"{counted(self.rows_read, 'row')} read, {self.rows_kept:,} kept, {skipped:,} skipped"
@@ -487,14 +487,16 @@ class DataReport(RowCounts):
                 f"{count:,} without a pair (plain language modelling): {reason_words(reason)}{first}"
             )
             if reason == "fewer_than_two_steps" and 2 * count > self.rows_kept:
-                lines.append("most answers have one step: llm_jepa needs no steps")
+                lines.append(
+                    "most answers have only one step; the objective llm_jepa needs no steps"
+                )
         for reason, count in self.pairs_dropped.most_common():
             lines.append(f"{counted(count, 'pair')} dropped: {reason_words(reason)}")
         if self.answers_truncated:
             lines.append(f"{counted(self.answers_truncated, 'answer')} cut at {_NAME.max_length}")
         if self.system_folded:
             folded = counted(self.system_folded, "system message")
-            lines.append(f"{folded} put into the user message (template has no system role)")
+            lines.append(f"{folded} put into the user message (the template has no system role)")
         return lines + self.prompts.lines(warnings)
 
 
@@ -510,12 +512,11 @@ def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the end of the generation prompt that the training data did not have, by the records of `PromptCounts` of a
-    run's data sets; None if the records do not have it."""
+    """Return the end of the generation prompt that the training data did not have, by the `PromptCounts` records
+    of a run's data sets; None if they do not have it."""
     endings: Counter[str] = Counter()
     for prompts in counts:
-        for ending, answers in (prompts.get("endings") or {}).items():
-            endings[ending] += answers
+        endings.update(prompts.get("endings") or {})
     return endings.most_common(1)[0][0] if endings else None
 
 

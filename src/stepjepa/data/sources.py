@@ -1,6 +1,6 @@
 """Sources of rows: files of JSON, CSV and Parquet, Hub data sets, `datasets.Dataset` objects, lists of dicts.
 
-`stepjepa.data.chat` makes a chat of a row; a row of only ``text`` or ``input_ids`` is plain text.
+`stepjepa.data.chat` turns a row into a chat; a row with only ``text`` or ``input_ids`` is plain text.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
+# The number of rows, of all data sets together, that a tokenizer is trained on.
+_TOKENIZER_ROWS = 50_000
 # Bytes at each end of a file that its fingerprint reads.
 _SAMPLED_BYTES = 2**16
 
@@ -45,21 +47,18 @@ def reading(name: object) -> Iterator[None]:
         raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def texts_of(
-    sources: Sequence[Any], columns: PairColumns | None = None, limit: int = 50_000
-) -> Iterator[str]:
-    """Yield the texts of the first rows of several data sets, the same number of each, to train a tokenizer on.
+def texts_of(sources: Sequence[Any], columns: PairColumns | None = None) -> Iterator[str]:
+    """Yield the texts of the first rows of several data sets, the same number from each, to train a tokenizer on.
 
     Args:
         sources: anything that `RowSource` takes.
-        columns: the two columns of a chat, None for the known names.
-        limit: rows in all.
+        columns: the two columns of a chat; None for the known names.
     """
-    each = -(-limit // len(sources))
+    each = -(-_TOKENIZER_ROWS // len(sources))
     rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
     for _, row in chain.from_iterable(islice(source, each) for source in rows):
         if columns is None and is_stream(row) and isinstance(row.get("text"), str):
-            # A lone surrogate stops the tokenizer. Encoding counts such a row as unusable later on.
+            # A lone surrogate would stop the tokenizer. Encoding later counts such a row as unusable.
             if lone_surrogate(row["text"]) is None:
                 yield row["text"]
             continue
@@ -132,7 +131,7 @@ class RowSource:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that changes with the data: of the size, first and last bytes of a file; else of the name."""
+        """A digest by which to recognise the data: of the size and the first and last bytes of a file, else of the name."""
         if self.file is None:
             return digest([self.name.encode()])
         with reading(self.name), open(self.file, "rb") as file:
@@ -144,7 +143,7 @@ class RowSource:
         return digest([b"%d:" % size, first, last])
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Yield (number for `place`, row) of every row. Lines count from 1, rows from 0."""
+        """Yield (number for `place`, row) of every row. Lines are counted from 1, rows from 0."""
         return self.rows()
 
     def rows(self, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
@@ -157,7 +156,9 @@ class RowSource:
 def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
     suffix = path.suffix.lower()
     if path.is_dir() and not any(path.iterdir()):
-        raise DataError(f"{name}: the folder is empty; give a data file or a data set's folder")
+        raise DataError(
+            f"{name}: the folder is empty; give a data file or the folder of a data set"
+        )
     # A name on the Hub has one or two parts; anything else can only be a path.
     is_path = (
         suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
@@ -165,7 +166,9 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     if not path.exists() and is_path:
         raise DataError(f"{name}: no such file{near_path(path)}")
     if path.is_file():
-        raise DataError(f"{name}: unknown kind of file; known: {', '.join(sorted(FILE_SUFFIXES))}")
+        raise DataError(
+            f"{name}: unknown type of file; known types: {', '.join(sorted(FILE_SUFFIXES))}"
+        )
     # `datasets` is slow to import, and files of rows do not need it.
     import datasets
 
@@ -181,7 +184,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     except DataError:
         raise
     except Exception as error:
-        # `datasets` raises errors of many libraries, and wraps the actual error in its own.
+        # `datasets` raises errors of many libraries, or wraps the actual error in its own.
         why = said(error.__cause__ or error, lines=1)
         if path.exists():
             raise DataError(f"{name}: cannot be read ({why})") from None
@@ -205,7 +208,7 @@ def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[An
 
 
 def near_path(path: Path) -> str:
-    """The end of a message about a missing file or folder: the entry next to it that its name misspells, if any."""
+    """The end of a message about a missing file or folder: an existing entry with a similar name, if there is one."""
     names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
     near = nearest(path.name, names)
     return f"; did you mean {path.parent / near}?" if near else ""
@@ -214,8 +217,8 @@ def near_path(path: Path) -> str:
 def file_rows(
     path: Path, part: RowShare = EVERY_ROW, strict: bool = True
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (number, row) of a file, which must not change meanwhile. Lines count from 1, rows of an array and of a Parquet
-    file from 0. Without `strict`, an unreadable row is yielded as a RowError, and reading goes on.
+    """Yield (number, row) of a file, which must not change meanwhile. Lines are counted from 1, rows of an array and
+    of a Parquet file from 0. Without `strict`, an unreadable row is yielded as a RowError, and reading goes on.
 
     Raises:
         DataError: the file cannot be read or changes; with `strict`, also if a row is broken.
@@ -246,7 +249,7 @@ def _json_lines(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
 
 
 def _json_line(raw: bytes) -> object:
-    """The row of a line, None for a blank one."""
+    """The row of a line; None for a blank line."""
     text = line_text(raw)
     if not text:
         return None
@@ -257,7 +260,7 @@ def _json_line(raw: bytes) -> object:
 
 
 def _is_array(path: Path) -> bool:
-    """Whether a file of JSON is an array of rows, not a row a line."""
+    """Whether a JSON file is one array of rows, rather than one row per line."""
     if path.suffix.lower() not in JSON_SUFFIXES:
         return False
     # The first nonblank line decides, after a byte order mark if there is one.
@@ -307,7 +310,9 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
             except StopIteration:
                 break
             except csv.Error as error:
-                row = RowError("broken_csv", f"broken CSV ({error}); a quote may lack its partner")
+                row = RowError(
+                    "broken_csv", f"broken CSV ({error}); a closing quote may be missing"
+                )
             if header and row:
                 yield start, row
             elif isinstance(row, RowError):
@@ -321,13 +326,13 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
-    """The row of a line, {} for a blank one."""
+    """The row of a line; {} for a blank line."""
     if lone_surrogate("".join(fields)) is not None:
         return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
     if fields and len(fields) != len(header):
         return RowError(
             "broken_csv",
-            f"the row has {len(fields)} fields, the header names {len(header)} columns",
+            f"the row has {len(fields)} fields, but the header names {len(header)} columns",
         )
     row = dict(zip(header, fields, strict=False))
     if len(row) != len(fields):

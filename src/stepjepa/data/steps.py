@@ -4,9 +4,9 @@ A splitter's `spans` cover a text in order and without overlap, the separator be
 without a boundary is one step. Thinking blocks, code fences, display maths and tables are never cut. Splitters read the
 answer's text, never token ids, because tokenizers merge ``.\n\n`` into one token.
 
-A row may list its steps in a column (as `stepjepa prepare` writes it): texts that occur in its last answer one after the
+A row may list its steps in a column, as `stepjepa prepare` writes it: texts that occur in its last answer one after the
 other. Text before the first step belongs to it, and text after a step to that step, so that spans cover the answer.
-`steps_of` alone decides the steps of a row, by the rules that `rules_for` chooses for its data set.
+Only `steps_of` decides the steps of a row, by the rules that `rules_for` chooses for its data set.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import TOTAL_COLUMN, answers_in, column_value, listed_steps
 from stepjepa.data.numbered import numbered
 from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, StepsOptions
+from stepjepa.data.rendered import quoted
 from stepjepa.errors import ConfigError, RowError, attempted
 
 _NAME = Names(StepsOptions)
-# The splitter that takes the steps of the row's column, and refuses a row without them.
+# The name of the splitter that reads the steps from a column, and refuses a row without them.
 LISTED = "list"
-# The time limit of a pattern for one answer: a user's pattern may backtrack exponentially.
+# The time limit of a pattern for one answer, since a user's pattern may backtrack exponentially.
 PATTERN_SECONDS = 2.0
 # The rows by which `rules_for` chooses a splitter.
 _SAMPLED_ROWS = 200
@@ -40,7 +41,7 @@ _BLANK_LINE = "\n\n"
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 # GSM8K's last line, #### 72
 _HASHES = re.compile(r"^####[ \t]*(?!#)\S[^\n]*\s*\Z", re.MULTILINE)
-# Characters of a line that may have been wrapped.
+# The fewest characters of a line that may have been wrapped.
 _LONG = 40
 
 
@@ -52,7 +53,7 @@ class StepSplitter:
     """Cuts a text into steps in one of the `STYLES`; for ``regex``, `separator` is the pattern.
 
     Raises:
-        ConfigError: unknown name, an empty separator, or no pattern or a broken one.
+        ConfigError: an unknown name, an empty separator, or a missing or broken pattern.
     """
 
     name: str
@@ -92,8 +93,9 @@ class StepSplitter:
 def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
     r"""Make the splitter called `name`, one of `STYLES`.
 
-    The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) mean the control characters.
-    For ``regex`` it is the pattern, unchanged and required. Splitters that do not read it compare equal for any value.
+    The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) stand for the control
+    characters. For ``regex``, it is the pattern, which is required and used unchanged. Splitters that do not use it compare
+    equal.
 
     Raises:
         ConfigError: as `StepSplitter`.
@@ -110,8 +112,8 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
 def _separated(text: Text, separator: str) -> list[CharSpan]:
     r"""Steps end with a separator string, by default a blank line (``\n\n``).
 
-    Separators and line breaks right after it belong to the same step; those at the start of the text to the first step. If
-    the separator consists of line breaks, Windows line ends and lines of only spaces count too.
+    Further separators and line breaks directly after it belong to the same step; those at the start of the text, to the
+    first. If the separator consists of line breaks, Windows line ends and lines of only spaces count too.
     """
     breaks = separator.count("\n")
     if breaks and not separator.strip():
@@ -142,14 +144,14 @@ def _matched(text: Text, pattern: str) -> list[CharSpan]:
     except TimeoutError:
         raise ConfigError(
             f"the pattern {pattern!r} takes more than {PATTERN_SECONDS:g} seconds for an answer of {len(text.text):,} "
-            "characters; avoid repetitions inside repetitions, as in (a+)+"
+            "characters; avoid nested repetitions, as in (a+)+"
         ) from None
     return text.cut(match.start() for match in matches)
 
 
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> Any:
-    """Compile a pattern with `regex`, whose search, unlike that of `re`, accepts a time limit; ConfigError for a bad one."""
+    """Compile a pattern with `regex`, whose search has a time limit, unlike that of `re`; ConfigError for a bad pattern."""
     if not pattern:
         raise ConfigError(
             f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'"
@@ -177,8 +179,8 @@ _SENTENCE_END = re.compile(
     re.VERBOSE,
 )
 _OPENERS = "\"'“‘«„([*_¿¡「『（"
-# A stop that ends no sentence, with the text before it and the two characters after it: abbreviations, initials, numbers
-# of list items.
+# A full stop that does not end a sentence, with the text before it and the two characters after it: abbreviations,
+# initials, numbers of list items.
 _SHORTENED = re.compile(
     r"""(?:
       (?:\A|[\s(\["'])(?i:dr|mr|mrs|ms|prof|st|jr|vs|e\.g|i\.e|cf|ca|approx|resp|z\.b|d\.h|bzw|[a-z](?:\.[a-z])+)\.\s+..?
@@ -190,13 +192,14 @@ _SHORTENED = re.compile(
     )\Z""",
     re.VERBOSE,
 )
-# Characters before a stop that `_SHORTENED` gets.
+# The number of characters before a stop in which `_SHORTENED` searches.
 _REACH = 24
 
 
 def sentences(text: Text) -> list[CharSpan]:
     """Every sentence is a step. It ends with ``. ! ? …`` before white space, with ``。 ！ ？ ।`` and the like, or with its
-    line, unless a lower-case letter follows. Abbreviations, initials and list numbers never end it, a blank line always.
+    line, unless a lower-case letter follows. Abbreviations, initials and list numbers never end it; a blank line always
+    does.
     """
     flat = text.flat
     cuts: list[int] = []
@@ -261,7 +264,7 @@ def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[
         return "numbered", marked.spans
     body = _body(source, paragraphs)
     hashes = _HASHES.search(text)
-    # No blank line before GSM8K's last line: the data set separates steps by line breaks.
+    # Without a blank line before GSM8K's last line, line breaks separate the steps.
     if len(body) < 2 or (hashes and hashes.start() > body[-1][0]):
         by_line = _lines(source)
         if len(by_line) > len(paragraphs) and not _is_wrapped(source.lines, len(by_line)):
@@ -319,7 +322,7 @@ class RowSteps(NamedTuple):
     """The steps of one row.
 
     Attributes:
-        spans: for each answer the spans of its steps, in characters of the answer.
+        spans: for each answer, the spans of its steps, in characters of the answer.
         own: whether the row lists the steps of its last answer.
         unread: why the listed steps are not used: a reason (see `report.reason_words`), and what is wrong. None if they are
             used, or if the row lists none.
@@ -337,7 +340,7 @@ def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -
         answers: the texts of its assistant messages in order: those of the row, or as a chat template writes them.
 
     Raises:
-        RowError: `rules.required`, and the row lists no steps, or they are not in its last answer.
+        RowError: `rules.required` is set, and the row lists no steps, or its last answer does not contain them.
     """
     split = rules.splitter.spans
     unread = None
@@ -367,10 +370,10 @@ def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
     """Locate listed steps, such as those of a column, one after the other in `text`, and return their spans.
 
-    White space at the ends of a step is ignored, and runs of it inside may differ. Such steps may cut blocks.
+    White space at the ends of a step is ignored, and runs of it inside may differ. Such steps may cut through blocks.
 
     Raises:
-        RowError: a step is not in `text` after the one before.
+        RowError: a step does not occur in `text` after the step before it.
     """
     starts: list[int] = []
     reached = 0
@@ -380,13 +383,14 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
             continue
         start = text.find(words, reached)
         end = start + len(words)
-        # The answer may break the lines of the step in other places.
+        # The answer may have other line breaks than the step.
         if start < 0:
             spaced = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if spaced is None:
                 where = f"after step {number - 1}" if number > 1 else "at all"
-                beginning = words if len(words) <= 60 else f"{words[:60]}..."
-                what = f"step {number} of {len(steps)} is not in the answer {where}: {beginning!r}"
+                what = (
+                    f"step {number} of {len(steps)} is not in the answer {where}: {quoted(words)}"
+                )
                 raise RowError("steps_not_found", what)
             start, end = spaced.span()
         starts.append(start)
@@ -410,11 +414,12 @@ def rules_for(
     """Choose how to split the answers of a data set into steps.
 
     With ``auto``, listed steps are used where they are in the row's answer, and one splitter serves all other rows: the
-    choice of `choose_splitter` for such rows among the first rows, or for all of the first rows if each lists its steps.
+    choice of `choose_splitter` for such rows among the first rows, or for all of the first rows if each of them lists its
+    steps.
 
     Args:
         source: a `RowSource`; read only for ``auto``.
-        columns: the two columns of a chat, None for the known names.
+        columns: the two columns of a chat; None for the known names.
         splitter: the splitter that was chosen for another data set of the run.
     """
     name, separator, column = options.step_splitter, options.step_separator, options.steps_column

@@ -1,7 +1,7 @@
-"""Streams of examples from data sets that are never in memory completely: row by row, pass after pass, shuffled within a
+"""Streams of examples from data sets that are never completely in memory: row by row, pass after pass, shuffled within a
 window.
 
-The number of rows is unknown: a pass over the data is over after its last row. The state of a stream is a few numbers
+The number of rows is unknown: a pass over the data ends after its last row. The state of a stream is a few numbers
 (`StreamStart`), so that a resumed run only has to read one window again.
 """
 
@@ -47,16 +47,12 @@ class StreamStart(NamedTuple):
 
     @classmethod
     def of_record(cls, record: Sequence[Any]) -> StreamStart:
-        """Return the start of a record: `list` of a start, after a round trip through JSON."""
+        """Return the start that a record holds: the list of its fields, after a round trip through JSON."""
         window, cursors, dropped, *counted = record
         # Version 0.2.0 wrote no reports.
-        reports = tuple(counted[0]) if counted else ()
-        return cls(
-            int(window),
-            tuple(Cursor(*map(int, cursor)) for cursor in cursors),
-            int(dropped),
-            reports,
-        )
+        reports = map(tuple, counted)
+        positions = tuple(Cursor(*map(int, cursor)) for cursor in cursors)
+        return cls(int(window), positions, int(dropped), *reports)
 
 
 class Streamed(NamedTuple):
@@ -121,7 +117,8 @@ class RowStream:
             ended = False
             while len(rows) < size and not ended:
                 drawn = sum(cursor.rows for cursor in cursors) + 1
-                # The group furthest below its share comes next. Without random numbers, a resumed run repeats the order.
+                # The group furthest below its share comes next. No random number is drawn, so a resumed run repeats the
+                # order.
                 lags = [
                     share * drawn - cursor.rows
                     for share, cursor in zip(shares, cursors, strict=True)
@@ -137,8 +134,8 @@ class RowStream:
     def _read(self, group: list[int], cursor: Cursor) -> Iterator[tuple[_Row, Cursor]]:
         """Yield the rows of a group, each with the cursor after it."""
         passes, member, start, count = cursor
-        # The last row, its data set and the next row's number. It is yielded one row late: only then is it known whether it
-        # ended the pass.
+        # The last row, its data set and the number of the next row. A row is yielded one row late, when it is known whether
+        # it ended the pass.
         last: tuple[_Row, int, int] | None = None
         while True:
             source = group[member]
@@ -151,7 +148,7 @@ class RowStream:
             start = 0
             if member < len(group):
                 continue
-            # A complete pass without a row would go on forever.
+            # Without any row, the passes would go on forever.
             if count == cursor.rows and cursor.start == cursor.member == 0:
                 names = ", ".join(self.sources[number].name for number in group)
                 if self.shards == 1:
@@ -178,7 +175,7 @@ class ExampleStream:
     """Windows of examples, encoded in advance (see `mapped`) by an encoder for every data set.
 
     Attributes:
-        reports: for every data set the report on all rows so far; a further pass counts again.
+        reports: for every data set, the report on all rows so far; a further pass counts them again.
     """
 
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
@@ -204,7 +201,7 @@ class ExampleStream:
         counted = list(map(DataReport.from_dict, records)) or [
             DataReport(source.name) for source in self.rows.sources
         ]
-        # The examples of the unfinished window. It is complete with `most` of them.
+        # The examples of the unfinished window, which is complete with `most` examples.
         held: list[Streamed] = []
         begin, most = (cursors, dropped, records), size
         for before, ended, reports, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
@@ -215,7 +212,7 @@ class ExampleStream:
                 self.reports[source].add(report)
             if not held:
                 begin = before, used, records
-            # A chunk may fill the window, and then further ones.
+            # A chunk may fill the window, and then further windows.
             while available := len(held) + len(chunk) - used:
                 if ended:
                     most = min(most, -(-available // step) * step)
@@ -226,7 +223,7 @@ class ExampleStream:
                 window, used, held, most = window + 1, used + filling, [], size
                 begin = before, used, records
             held += chunk[used:]
-            # Every group was read completely, and no row became an example: waiting longer would not help.
+            # If every group was read completely and no row became an example, reading on would not help.
             if all(cursor.passes for cursor in before) and not any(
                 report.examples for report in self.reports
             ):
@@ -250,7 +247,7 @@ class ExampleStream:
                 yield parts
 
         encode = partial(_encode, self.encoders)
-        # A chunk was encoded by data set: its iterators restore the order of the rows.
+        # Each data set's part of a chunk was encoded separately: these iterators restore the order of the rows.
         for parts in mapped(encode, by_source(), self.processes, _NAME.dataset_num_proc):
             before, ended, chunk = waiting.popleft()
             counts = {source: iter(part.counts) for source, part in parts.items()}

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar
 
 from stepjepa.config.option import Names, check_fields, option, options_of
@@ -27,7 +27,7 @@ from stepjepa.errors import ConfigError
 
 # The group of the tasks' options.
 GROUP = "task"
-# The seed of the held-out rows minus that of the training rows.
+# The difference between the seeds of the held-out rows and of the training rows.
 HELD_OUT = 1_000_003
 # Further rows that `generate_unseen` tries, so that a small request does not give up early.
 TRIES = 1000
@@ -244,18 +244,20 @@ def _log_uniform(rng: random.Random, low: int, high: int) -> int:
 @dataclass(frozen=True, kw_only=True)
 class PathStar(Task):
     """A star of arms of equal length that share their first node, the start; the goal is the end of an arm (Bachmann and
-    Nagarajan 2024). The question lists the edges, then start and goal; the answer is the path after the start, one step a
+    Nagarajan 2024). The question lists the edges, then start and goal; the answer is the path after the start, one step per
     node. Only the first step is a decision: the edges determine each later node.
 
         user       C A | B F | B C | F G : B G     (B is the centre of two arms)
         assistant  F G
     """
 
-    path_length: int = option(5, "Nodes of the path, including start and goal.", GROUP, at_least=3)
-    degree: int = option(2, "Arms of the star.", GROUP, at_least=2)
+    path_length: int = option(
+        5, "Number of nodes of the path, including start and goal.", GROUP, at_least=3
+    )
+    degree: int = option(2, "Number of arms of the star.", GROUP, at_least=2)
     nodes: int | None = option(
         None,
-        "Names to sample the nodes from. Default: as many as the star has nodes.",
+        "Number of names to sample the nodes from. Default: as many as the star has nodes.",
         GROUP,
         at_least=1,
     )
@@ -270,7 +272,9 @@ class PathStar(Task):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.nodes is not None and self.nodes < self.size:
-            raise ConfigError(f"{_STAR.nodes} is {self.nodes}; the star has {self.size}")
+            raise ConfigError(
+                f"{_STAR.nodes} is {self.nodes}, but the star needs at least {self.size}"
+            )
 
     def row(self, rng: random.Random) -> Row:
         """Generate a star."""
@@ -310,33 +314,36 @@ class A5(Task):
     """Word problems of the 60 even permutations of five letters: what is the order of the letters after these permutations?
 
         user       cabde bcdea cabde        (each word takes the letters a b c d e to this order)
-        assistant  cabde abdec dabec        (the order after each, one step each)
+        assistant  cabde abdec dabec        (the order after each word, one step per word)
 
     A5 is the smallest group whose word problem a transformer of fixed depth is believed not to solve in one pass for all
     lengths (Merrill, Petty and Sabharwal 2024, arXiv:2404.08819).
     """
 
-    length: int = option(12, "Symbols of a word.", GROUP, at_least=1)
+    length: int = option(12, "Number of symbols in a word.", GROUP, at_least=1)
     symbols: int = option(
-        4, "Different symbols; the first two generate the group.", GROUP, at_least=2, at_most=60
+        4,
+        "Number of different symbols; the first two generate the group.",
+        GROUP,
+        at_least=2,
+        at_most=60,
     )
-    every: int = option(1, "The answer has every N-th order, and the last.", GROUP, at_least=1)
+    every: int = option(1, "The answer has every N-th order, and the last one.", GROUP, at_least=1)
 
     name: ClassVar[str] = "a5"
 
     def row(self, rng: random.Random) -> Row:
         """Generate a word and the orders after its symbols."""
-        # The length is fixed, but the draw advances the generator: without it, rows of earlier versions would change.
+        # The length is fixed, but drawing it advances the generator: without that, the rows of earlier versions would
+        # change.
         length = rng.randint(self.length, self.length)
         word = rng.choices(even_permutations()[: self.symbols], k=length)
-        orders = []
-        order = _LETTERS
-        for symbol in word:
-            order = _permuted(order, symbol)
-            orders.append(order)
+        _, *orders = accumulate(word, _permuted, initial=_LETTERS)
+        answer = orders[-1]
         # The last order is the answer, even if it is not due.
-        steps = orders[self.every - 1 : -1 : self.every] + orders[-1:]
-        return self.chat(" ".join(word), steps, order)
+        steps = [*orders[self.every - 1 : -1 : self.every], answer]
+        question = " ".join(word)
+        return self.chat(question, steps, answer)
 
     @classmethod
     def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
@@ -350,7 +357,7 @@ def _permuted(order: str, symbol: str) -> str:
 
 @cache
 def even_permutations() -> list[str]:
-    """Return the group that two permutations generate: they come first, the identity last."""
+    """Return the group that two permutations generate. These come first, and the identity comes last."""
     generators = ("cabde", "bcdea")
     group = [*generators]
     # A breadth-first search: the list grows during the loop, until no product is new.
@@ -391,7 +398,7 @@ def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 
 
     Args:
         seed: any integer; it determines an endless sequence of rows.
-        task: arithmetic with its defaults when None.
+        task: arithmetic with its defaults if None.
 
     Raises:
         ConfigError: the options of the task admit no instance.
@@ -408,11 +415,11 @@ def generate_split(
     task: Task | None = None,
     test_task: Task | None = None,
 ) -> tuple[list[Row], list[Row]]:
-    """Generate training rows and exactly `n_test` test rows. No test question occurs in training, or twice.
+    """Generate training rows and exactly `n_test` test rows. No test question occurs in training or occurs twice.
 
     Args:
         seed: of the training rows, which are ``generate_rows(n_train, seed, task)``; test rows have ``seed + HELD_OUT``.
-        task: arithmetic with its defaults when None; `test_task`: for the test rows, `task` when None.
+        task: arithmetic with its defaults if None; `test_task`: the task of the test rows, `task` if None.
     """
     task = task or Arithmetic()
     train = generate_rows(n_train, seed, task)
@@ -434,5 +441,5 @@ def generate_unseen(n: int, seed: int, task: Task, seen: set[Hashable]) -> list[
             seen.add(instance)
             rows.append(row)
     raise ConfigError(
-        f"found only {len(rows)} of {n} held-out rows that are new; make {task.name} larger, or ask for fewer"
+        f"found only {len(rows)} of {n} held-out rows that are new; enlarge the task {task.name}, or ask for fewer rows"
     )

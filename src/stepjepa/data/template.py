@@ -1,8 +1,8 @@
-"""Renders chats with the tokenizer's template, and locates each message in the output.
+"""Render chats with the tokenizer's template, and locate each message in the output.
 
 A message is never searched for in the text: the user may repeat the answer's words, and a template may trim, fold or drop
-contents. Instead, the template also renders the chat with markers in place of the contents. The text around the markers is
-the template's own, and the real rendering must be exactly this text with the contents in between.
+contents. Instead, the template also renders the chat with marks in place of the contents. The text around the marks is the
+template's own, and the real rendering must be exactly this text with the contents in between.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _STATM = Path("/proc/self/statm")
 # The most renderers for rows with different template arguments. A tool list may differ in every row.
 _RENDERERS = 100
 
-# Templates such as Llama 3.2's write today's date into the system header; a fixed one keeps two runs equal.
+# Templates such as Llama 3.2's write today's date into the system header; a fixed date makes two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
 _DEFAULT_DAY = datetime(2024, 7, 26)
 _DIRECTIVES = (
@@ -76,7 +76,8 @@ def plain_template(tokenizer: PreTrainedTokenizerBase) -> str:
 def with_template(
     tokenizer: PreTrainedTokenizerBase, chat_template: str | None, plain: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Return a copy of the tokenizer with the template of a file, or with `plain_template`; itself without either.
+    """Return a copy of the tokenizer with the template of a file, or with `plain_template`; the tokenizer itself without
+    either.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -102,7 +103,7 @@ def with_template(
 def template_of(
     tokenizer: PreTrainedTokenizerBase, tools: list[dict[Any, Any]] | None = None
 ) -> str:
-    """Return the text of the tokenizer's chat template; of several, the one for chats with tools if there are any tools.
+    """Return the text of the tokenizer's chat template; of several templates, the one for tools if there are any tools.
 
     Raises:
         ConfigError: the tokenizer has or uses no template.
@@ -133,7 +134,7 @@ class ChatRenderer:
     Args:
         tokenizer: a Hugging Face tokenizer with a chat template.
         template_kwargs: further variables of the template: ``enable_thinking``, ``date_string`` (default `DEFAULT_DATE`),
-            ``tools``, or any other that it reads. The values are those of JSON.
+            ``tools``, or any other that the template reads. They have JSON's types.
 
     Attributes:
         given: `template_kwargs`; `kwargs`: all arguments of the template.
@@ -146,7 +147,7 @@ class ChatRenderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ):
-        # Of the parameters of `apply_chat_template`, only these go on to the template; others would change what it returns.
+        # `apply_chat_template` passes only these of its parameters on to the template; the others would change its output.
         reserved = {
             *inspect.signature(tokenizer.apply_chat_template).parameters,
             "messages",
@@ -172,16 +173,16 @@ class ChatRenderer:
             )
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
             self.kwargs["chat_template"] = macro + self._template
-        # Caches: roles -> text around the contents; roles -> openings; name of `switch` -> its answer.
+        # Caches: roles -> text around the contents; roles -> openings; name -> result of `switch`.
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._usual: dict[tuple[str, ...], tuple[Opening | None, ...]] = {}
         self._switches: dict[str, str] = {}
 
     def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
-        """Return the renderer for a row's template arguments; itself without any.
+        """Return the renderer for a row's template arguments; this one if there are none.
 
         Raises:
-            RowError: an argument cannot be set, see `ChatRenderer`.
+            RowError: an argument cannot be set; see `ChatRenderer`.
         """
         if not template_kwargs:
             return self
@@ -207,7 +208,7 @@ class ChatRenderer:
         """Render `messages` with the template, as on `DEFAULT_DATE`.
 
         Raises:
-            ConfigError: the template does not end.
+            ConfigError: the template does not terminate.
             RowError: the template refuses the messages.
         """
         calling = any(TOOL_CALLS in message for message in messages)
@@ -249,7 +250,8 @@ class ChatRenderer:
     def _folded(
         self, messages: Sequence[Mapping[str, str]]
     ) -> tuple[list[Mapping[str, str]], bool]:
-        """A chat in the form that the template reads, and whether its system message was folded for that."""
+        """A chat in the form that the template reads, and whether its system message was put into a user message for
+        that."""
         chat = [self._as_template_reads(message) for message in messages]
         folds = chat[0]["role"] == "system" and self._folds_system
         return _fold(chat) if folds else chat, folds
@@ -263,7 +265,7 @@ class ChatRenderer:
 
     def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
         """The rendered chat with the spans and openings of its messages, and their missing text."""
-        # The fast way costs no further rendering, and serves most templates.
+        # The fast way needs no further rendering, and suffices for most templates.
         spans = self._match(text, chat)
         if spans is not None:
             openings = self._usual_openings(text, chat, spans)
@@ -272,7 +274,7 @@ class ChatRenderer:
             openings = self._openings(text, chat, spans)
         answers = [message for message in chat if message["role"] == "assistant"]
         answer_spans = [span for span in spans if span.role == "assistant"]
-        # Number of characters and text that the template leaves out, of contents and then of thinking.
+        # For contents, then for thinking: the number of characters that the template leaves out, and the missing text.
         missing = []
         for message, span in zip(answers, answer_spans, strict=True):
             shown = text[span.start : span.end]
@@ -290,17 +292,17 @@ class ChatRenderer:
     def _reasoning_key(self) -> str:
         """The key of a message from which the template reads thinking, if it reads any."""
         for key in REASONING_KEYS:
-            answer = {"role": "assistant", "content": _mark(1), key: _mark(2)}
-            if _mark(2) in self._try([{"role": "user", "content": _mark(0)}, answer]):
+            user, answer = _marked(("user", "assistant"))
+            if _mark(2) in self._try([user, {**answer, key: _mark(2)}]):
                 return key
         return REASONING
 
     @cached_property
     def _arguments_are_texts(self) -> bool:
-        """Whether the template accepts the arguments of a tool call only as a text of JSON, as DeepSeek's does."""
+        """Whether the template accepts the arguments of a tool call only as JSON text, as DeepSeek's does."""
         call = {"type": "function", "function": {"name": "f", "arguments": {"a": _mark(1)}}}
         calling = {"role": "assistant", "content": "", TOOL_CALLS: [call]}
-        user = {"role": "user", "content": _mark(0)}
+        user = _marked(("user",))[0]
         as_object, as_text = (
             attempted(self._write, [user, form]) for form in (calling, _with_texts(calling))
         )
@@ -308,9 +310,8 @@ class ChatRenderer:
 
     @cached_property
     def usual_opening(self) -> Opening:
-        """The opening of an answer without thinking to a single question."""
-        chat = [{"role": "user", "content": _mark(0)}, {"role": "assistant", "content": _mark(1)}]
-        rendered = attempted(self.render, chat)
+        """The opening of an answer, without thinking, to a single question."""
+        rendered = attempted(self.render, _marked(("user", "assistant")))
         openings = () if isinstance(rendered, RowError) else rendered.openings
         return next(iter(openings), None) or Opening()
 
@@ -346,8 +347,8 @@ class ChatRenderer:
         opening = opening_of(text, answer, last_message, prompt)
         if not opening.apart or TOOL_CALLS in asked[-1]:
             return opening
-        # The prompt has earlier messages in another form (with their thinking, with the tools elsewhere): compare only the
-        # text after the last one.
+        # The prompt shows earlier messages in another form (with their thinking, or with the tools elsewhere): compare only
+        # the text after the last message.
         marked = [*asked[:-1], {**asked[-1], "content": _mark(0)}]
         _, *after = self._try(marked, add_generation_prompt=True).split(_mark(0))
         if len(after) != 1:
@@ -361,9 +362,7 @@ class ChatRenderer:
         """The opening of each answer of a chat that matches the skeleton: the same for all chats with these roles."""
         roles = tuple(message["role"] for message in chat)
         if roles not in self._usual:
-            marked: Any = [
-                {"role": role, "content": _mark(index)} for index, role in enumerate(roles)
-            ]
+            marked = _marked(roles)
             rendered = self._try(marked)
             places = self._match(rendered, marked) or []
             self._usual[roles] = self._openings(rendered, marked, places)
@@ -378,7 +377,7 @@ class ChatRenderer:
 
     def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
         """Search once for the option with which a chat has nothing to report under `name` (a count of `PromptCounts`, or the
-        reason of an error); empty without one."""
+        reason of an error); empty if there is none."""
         if name in self._switches:
             return self._switches[name]
         self._switches[name] = ""
@@ -389,7 +388,7 @@ class ChatRenderer:
         for variable, value in product(sorted(variables), (False, True)):
             kwargs = {**self.given, variable: value}
             switched = ChatRenderer(self._tokenizer, kwargs)
-            # An error of that renderer must not start a search again.
+            # An error of that renderer must not start another search.
             switched._switches[_NOT_FOUND] = ""
             rendered = attempted(switched.render, messages)
             if isinstance(rendered, RenderedChat) and _serves(name, rendered):
@@ -399,8 +398,8 @@ class ChatRenderer:
 
     @cached_property
     def _folds_system(self) -> bool:
-        """Whether the template refuses or leaves out a system message, by a trial for the first chat that has one."""
-        trial = [{"role": role, "content": _mark(index)} for index, role in enumerate(ROLES)]
+        """Whether the template refuses or leaves out a system message. The first chat with one causes a trial rendering."""
+        trial = _marked(ROLES)
         return _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
 
     def _try(
@@ -411,13 +410,12 @@ class ChatRenderer:
         return text if isinstance(text, str) else ""
 
     def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
-        """The template's own text around the contents: one piece more than messages; None if it is not constant."""
+        """The template's own text around the contents, one piece more than there are messages; None if it is not
+        constant."""
         if roles not in self._skeletons:
-            marks = [_mark(index) for index in range(len(roles))]
-            chat = []
-            for role, mark in zip(roles, marks, strict=True):
-                chat.append({"role": role, "content": mark})
-            text = self._try(chat)
+            marked = _marked(roles)
+            marks = [message["content"] for message in marked]
+            text = self._try(marked)
             # A template that drops, repeats or reorders contents has no skeleton.
             any_mark = re.compile("|".join(marks))
             in_order = any_mark.findall(text) == marks
@@ -435,7 +433,7 @@ class ChatRenderer:
         position = len(pieces[0])
         for message, piece in zip(chat, pieces[1:], strict=True):
             content = message["content"]
-            # Templates trim contents at either end; the longest form comes first.
+            # Templates may trim contents at either end; the longest form is tried first.
             for shown in (content, content.lstrip(), content.rstrip(), content.strip()):
                 if text.startswith(shown + piece, position):
                     break
@@ -447,8 +445,8 @@ class ChatRenderer:
         return spans if position == len(text) else None
 
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
-        """The slow way, for templates whose text around a message depends on the contents (thinking blocks): render the chat
-        again for each message, with a mark in its place."""
+        """Locate messages the slow way, for templates whose text around a message depends on the contents (thinking blocks):
+        render the chat again for each message, with a mark in its place."""
         spans: list[MessageSpan] = []
         for index, message in enumerate(chat):
             reached = spans[-1].stop if spans else 0
@@ -460,11 +458,11 @@ class ChatRenderer:
                 spans.append(calls)
                 continue
             start, end = self._between(text, chat, index, around) or (-1, -1)
-            # Text next to calls must be inside their span: after the results it would look like an answer.
+            # Text next to calls must be inside their span: after the results, it would look like an answer.
             if start >= reached and (calls is None or calls.start <= start and end <= calls.stop):
                 spans.append(MessageSpan(message["role"], start, end, calls and calls.close))
             # A system message may be written elsewhere (some templates move it to the top). It then has no span, and needs
-            # none. One that the template drops is refused, unless it is the first.
+            # none. A system message that the template drops is refused, unless it is the first message.
             elif message["role"] != "system" or (index and len(around) == 1):
                 raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
         return spans
@@ -472,7 +470,8 @@ class ChatRenderer:
     def _between(
         self, text: str, chat: Sequence[Mapping[str, str]], index: int, around: Sequence[str]
     ) -> tuple[int, int] | None:
-        """The place of a message in the text, by the texts before and after a mark in its place; None without one."""
+        """The characters of a message in the text, by the texts before and after a mark in its place; None if they do not
+        fit."""
         if len(around) != 2 or not text.endswith(around[1]):
             return None
         start = len(around[0])
@@ -480,8 +479,8 @@ class ChatRenderer:
         if not text.startswith(around[0]):
             if chat[index]["role"] != "assistant":
                 return None
-            # The template writes something before the mark (an empty thinking block) that it does not write before this
-            # answer: then the answer begins at the end of the generation prompt.
+            # If the template writes something before the mark (an empty thinking block) that it does not write before this
+            # answer, the answer begins at the end of the generation prompt.
             asked = self._asked(text, chat[:index], chat[index]["content"])
             if asked is None:
                 return None
@@ -493,8 +492,8 @@ class ChatRenderer:
     ) -> MessageSpan:
         """The span of the calls in a message, without its content.
 
-        The calls contain all characters that change with their arguments. They begin at the end of the generation prompt,
-        and extend over the template's text after them, as far as it is the same if no message follows.
+        The span contains all characters that change with the arguments of the calls. It begins at the end of the generation
+        prompt, and extends over the template's text after the calls, as far as this is the same if no message follows.
 
         Args:
             last_message: the end of the message before.
@@ -535,7 +534,7 @@ class ChatRenderer:
         return MessageSpan(message["role"], begin, begin, close)
 
     def _not_found(self, text: str, chat: Sequence[Mapping[str, str]], index: int) -> str:
-        """Why a message is not located, and what to do."""
+        """The reason why a message is not located, and what to do."""
         message = chat[index]
         lines = message["content"].splitlines()
         stripped = [line.strip() for line in lines]
@@ -544,14 +543,14 @@ class ChatRenderer:
         switch = self.switch(_NOT_FOUND, chat)
         remedy = f"; {switch} keeps it" if switch else ""
         where = f"message {index + 1} ({message['role']})"
-        return f"{where} cannot be located in what the chat template writes{missing}{remedy}"
+        return f"{where} cannot be located in the output of the chat template{missing}{remedy}"
 
     def _asked(self, text: str, messages: Sequence[Mapping[str, str]], content: str) -> int | None:
         """The start of an answer in a chat's text, by the generation prompt; None if the prompt does not show it.
 
         The generation prompt may end in a thinking block, open or closed, that the answer itself contains.
         """
-        # Both the generation prompt and the text must continue the chat without the answer.
+        # Both the generation prompt and the text must be continuations of the chat without the answer.
         closed, asked = self._try(messages), self._try(messages, add_generation_prompt=True)
         if asked in ("", closed) or not asked.startswith(closed) or not text.startswith(closed):
             return None
@@ -561,7 +560,7 @@ class ChatRenderer:
             begins = tag.start()
         if begins <= len(closed):
             return None
-        # White space before content that has none is the template's.
+        # White space before content that does not begin with any is the template's.
         if content[:1].strip():
             begins += len(text[begins:]) - len(text[begins:].lstrip())
         return begins
@@ -569,7 +568,7 @@ class ChatRenderer:
 
 @contextlib.contextmanager
 def _limits(room: int, messages: int) -> Iterator[None]:
-    """Raise ConfigError if a block takes more than `TEMPLATE_SECONDS` of this process's time, or more than `room` bytes.
+    """Raise a ConfigError if a block takes more than `TEMPLATE_SECONDS` of this process's time, or more than `room` bytes.
 
     Outside of the main thread and on Windows there are no limits; memory is limited only on Linux.
     """
@@ -610,11 +609,16 @@ def _limits(room: int, messages: int) -> Iterator[None]:
 
 
 def _unusable(words: str) -> ConfigError:
-    return ConfigError(f"{words}; mend it, or give another with --{_NAME.chat_template}")
+    return ConfigError(f"{words}; fix it, or give another one with --{_NAME.chat_template}")
 
 
 def _mark(index: int) -> str:
     return f"@@stepjepa:{index}@@"
+
+
+def _marked(roles: Sequence[str]) -> list[Mapping[str, Any]]:
+    """A chat of messages with these roles, whose contents are marks."""
+    return [{"role": role, "content": _mark(index)} for index, role in enumerate(roles)]
 
 
 def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> dict[str, Any]:
@@ -627,7 +631,7 @@ def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> 
 
 
 def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A message with the arguments of its tool calls, if any, as texts of JSON."""
+    """A message with the arguments of its tool calls, if any, as JSON text."""
     if TOOL_CALLS not in message:
         return message
     values = [call["function"]["arguments"] for call in message[TOOL_CALLS]]
@@ -639,7 +643,7 @@ def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _serves(name: str, rendered: RenderedChat) -> bool:
-    """Whether a chat has nothing to report under a name of `ChatRenderer.switch`."""
+    """Whether a chat has nothing to report under a name; see `ChatRenderer.switch`."""
     openings = [opening for opening in rendered.openings if opening is not None]
     if name == "left_out":
         return not rendered.characters_left_out
@@ -652,17 +656,13 @@ def _serves(name: str, rendered: RenderedChat) -> bool:
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Prepend the system message to the first user message, as templates without a system role expect."""
-    system = chat[0]
-    rest = chat[1:]
+    system, *rest = chat
     for index, message in enumerate(rest):
         if message["role"] == "user":
             lead = f"{system['content']}\n\n" if system["content"].strip() else ""
-            return [
-                *rest[:index],
-                {**message, "content": lead + message["content"]},
-                *rest[index + 1 :],
-            ]
+            rest[index] = {**message, "content": lead + message["content"]}
+            return rest
     raise RowError(
         "template_refused",
-        "the chat template knows no system role and there is no user message to fold it into",
+        "the chat template has no system role, and there is no user message to put the system message into",
     )

@@ -4,10 +4,10 @@ The columns have the same meaning as in transformers and TRL:
 
     input_ids        7  8  9  4  5  2  0  0
     attention_mask   1  1  1  1  1  1  0  0     0: padding, which is removed
-    labels        -100 -100 -100 4  5  2 -100 -100   -100: not labelled; else the token itself (the model shifts them)
+    labels        -100 -100 -100 4  5  2 -100 -100   -100: not labelled; else the token itself (the model shifts labels)
     completion_mask  0  0  0  1  1  1  0  0     1: labelled; the same for assistant_masks and loss_mask
 
-A token is labelled if every mask labels it, as in TRL. Labels that are a copy of the ids leave the choice to the masks.
+A token is labelled if every mask labels it, as in TRL. If the labels are a copy of the ids, only the masks decide.
 
 Shapes: T tokens.
 """
@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.columns import MASKS, LeftOver, left_over, refuse_half_characters
+from stepjepa.data.columns import (
+    MASKS,
+    LeftOver,
+    first_filled,
+    left_over,
+    refuse_half_characters,
+)
 from stepjepa.data.tokens import spans_of
 from stepjepa.data.types import NOT_LABELLED, Span
 from stepjepa.errors import RowError
@@ -35,7 +41,7 @@ class StreamRow(NamedTuple):
 
     Attributes:
         ids: (T,) int32, without padding.
-        labels: the labelled spans; None if no column labels tokens, and so all are labelled.
+        labels: the labelled spans; None if no column labels tokens, so that all tokens are labelled.
         rest: the parts of the row that are not read.
     """
 
@@ -86,10 +92,10 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
     kept = np.flatnonzero(attended)
     if not len(kept) or kept[-1] - kept[0] >= len(kept):
         raise _contradiction(
-            f"{ATTENTION!r} takes out all tokens, or some between others; it is for padding at the ends"
+            f"{ATTENTION!r} masks all tokens, or some between others; it may only mask padding at the ends"
         )
     tokens = ids[kept].astype(np.int32)
-    if all(row.get(name) is None for name in (LABELS, *MASKS)):
+    if first_filled(row, (LABELS, *MASKS)) is None:
         return StreamRow(tokens)
 
     masked = np.logical_and.reduce(masks)
@@ -98,21 +104,21 @@ def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
         if row.get(LABELS) is None
         else _numbers(row, LABELS, NOT_LABELLED, vocabulary - 1, len(ids))
     )
-    # The model shifts labels itself: labels that were shifted in the file would be shifted twice.
+    # The model shifts labels itself, so labels that are shifted in the file would be shifted twice.
     named = labels != NOT_LABELLED
     if (labels != ids)[named].any():
-        known = f"the token of 'input_ids' itself, or {NOT_LABELLED}"
-        raise _contradiction(f"{LABELS!r} holds other tokens; a label is {known}")
-    # Labels that are a copy of the ids, as collators make them, say nothing: the masks decide.
+        known = f"the same token as in 'input_ids', or {NOT_LABELLED}"
+        raise _contradiction(f"{LABELS!r} has other tokens; a label must be {known}")
+    # Labels that are a copy of the ids, as collators make them, say nothing about training, so the masks decide.
     if named[attended].all():
         named = masked & attended if masked.all() else masked
     # Nothing predicts the first token, so the columns may differ there.
     elif not masked.all() and not np.array_equal(named[1:], masked[1:]):
         raise _contradiction(
-            f"{LABELS!r} and the masks of the row label different tokens; leave one of them"
+            f"{LABELS!r} and the masks of the row label different tokens; keep only one of them"
         )
     if (named & ~attended).any():
-        raise _contradiction(f"a token that {ATTENTION!r} takes out is labelled")
+        raise _contradiction(f"a token that {ATTENTION!r} masks is labelled")
     return StreamRow(tokens, spans_of(named[kept]))
 
 
@@ -133,12 +139,12 @@ def _numbers(
     row: Mapping[str, Any], name: str, least: int, most: int, length: int | None = None
 ) -> np.ndarray:
     """A column of whole numbers as (T,) int64, checked for bounds and length."""
-    # NumPy refuses nested lists of several lengths.
+    # NumPy refuses nested lists of different lengths.
     try:
         values = np.asarray(row[name])
     except ValueError:
         values = np.zeros(0)
-    # A mask may be of booleans.
+    # A mask may consist of booleans.
     if (
         values.ndim != 1
         or not len(values)
@@ -147,8 +153,10 @@ def _numbers(
         raise RowError("content_not_text", f"{name!r} is not a list of whole numbers")
     wrong = values.min() if values.min() < least else values.max()
     if not least <= wrong <= most:
-        known = f"{name!r} holds {wrong}; {least} to {most} are known"
+        known = f"{name!r} contains {wrong}; its values must be from {least} to {most}"
         raise _contradiction(known) if most == 1 else RowError("unknown_token", known)
     if length not in (None, len(values)):
-        raise _contradiction(f"{name!r} has {len(values):,} entries for {length:,} of 'input_ids'")
+        raise _contradiction(
+            f"{name!r} has {len(values):,} entries, but 'input_ids' has {length:,}"
+        )
     return values.astype(np.int64)

@@ -1,7 +1,7 @@
 """From texts to tokens, from character spans to token spans, and the prompts that a model was trained on.
 
-One rule: a token belongs to the span that contains its last character. So a source view never sees a character of its
-target, even if a tokenizer merges the end of a step with its separator.
+One rule holds everywhere: a token belongs to the span that contains its last character. So a source view never sees a
+character of its target, even if a tokenizer merges the end of a step with its separator.
 
 Shapes: T tokens.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +48,7 @@ _IDS_ONLY = {
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the tokenizer gives character offsets; ConfigError for a slow one."""
+    """Check that the tokenizer gives character offsets; ConfigError for a slow tokenizer."""
     if not getattr(tokenizer, "is_fast", False):
         raise ConfigError(
             f"the tokenizer of {getattr(tokenizer, 'name_or_path', '') or 'this model'} is slow and gives no character "
@@ -84,7 +84,7 @@ def encode_texts(tokenizer: PreTrainedTokenizerBase, texts: Sequence[str]) -> li
 
 
 def _without_swallowed(text: str, start: int, end: int) -> tuple[int, int]:
-    """The characters of a special token without the white space after it."""
+    """The offsets of a special token without the white space after it."""
     # A special token may itself be white space; it keeps a character.
     length = len(text[start:end].rstrip())
     return start, start + max(length, 1)
@@ -93,9 +93,7 @@ def _without_swallowed(text: str, start: int, end: int) -> tuple[int, int]:
 def encode_cut(tokenizer: PreTrainedTokenizerBase, text: str, cuts: Sequence[int]) -> TokenisedText:
     """Encode a text as `encode_texts` does, but with a token boundary at each of the character positions `cuts`."""
     edges = [0, *cuts, len(text)]
-    pieces = encode_texts(
-        tokenizer, [text[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)]
-    )
+    pieces = encode_texts(tokenizer, [text[start:end] for start, end in pairwise(edges)])
     ids = np.concatenate([ids for ids, _ in pieces])
     return ids, [
         place + start for (_, last), start in zip(pieces, edges[:-1], strict=True) for place in last
@@ -107,7 +105,7 @@ def encode_apart(
 ) -> TokenisedText:
     """Return the tokens of a text, encoded again with boundaries at those `places` (character positions) that a token
     straddles."""
-    # A needless cut could change tokens, too: some tokenizers add a space before every text.
+    # A needless cut could change other tokens: some tokenizers add a space before every text.
     cuts = {place for place in places if _is_straddled(tokenizer, text, tokens, place)}
     return encode_cut(tokenizer, text, sorted(cuts)) if cuts else tokens
 
@@ -129,9 +127,9 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     """Return the index of the last character of each token, (T,) int64.
 
     A token with empty offsets has either lost its character (GPT-NeoX trims white space off its offsets, which leaves a gap
-    before the token) or never had one (an added leading space). In the second case it gets the character after it.
+    before the token) or never had one (an added leading space). In the second case, it gets the character after it.
     """
-    # `fromiter` takes half of the time of an array of the list.
+    # `fromiter` takes half of the time that `np.array` takes for the list.
     numbers = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets))
     begins = numbers[::2]
     ends = numbers[1::2]
@@ -147,23 +145,22 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
 
 
 def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
-    """Return the tokens [first, stop) whose last character, see `encode_texts`, is in [start, end); first == stop if none
-    is."""
+    """Return the tokens [first, stop) whose last character (see `encode_texts`) is in [start, end); first == stop if there
+    is none."""
     first = bisect_left(last_character, start)
     return Span(first, bisect_left(last_character, end, first))
 
 
 def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
-    """Return the token that a chat template writes after a last answer, None if it is not a special one; RowError if the
+    """Return the special token that a chat template writes after a last answer, None if it writes none; RowError if the
     template refuses a chat of two messages."""
     chat = renderer.render(_SHORT_CHAT)
-    tail = tokenizer(chat.text[chat.spans[-1].end :], add_special_tokens=False)["input_ids"]
-    marks = turn_marks(tokenizer)
-    return next((index for index in tail if index in marks), None)
+    tail = chat.text[chat.spans[-1].end :]
+    return next(iter(_marks_in(tokenizer, tail)), None)
 
 
 def template_call_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
-    """Return the token that a chat template writes after a last tool call, None if it is not a special one; RowError if the
+    """Return the special token that a chat template writes after a last tool call, None if it writes none; RowError if the
     template refuses calls."""
     text = renderer.apply(_SHORT_CALL)
     (*_, last) = tokenizer(text.rstrip(), add_special_tokens=False)["input_ids"]
@@ -171,18 +168,24 @@ def template_call_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
 
 
 def answer_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> int | None:
-    """Return the token that ends an answer in training: the template's end of turn, else the appended EOS, or None."""
+    """Return the token that ends an answer in training: the template's end of turn, else the appended EOS; None without
+    both."""
     end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
     return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
 
 
 def template_marks(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> list[int]:
-    """Return the special tokens that the chat template writes into a chat of two messages, each once; empty without a
-    template, or if it refuses the chat."""
+    """Return the special tokens that the chat template writes into a chat of two messages, each once; empty if there is
+    no template, or if it refuses the chat."""
     chat = None if renderer is None else attempted(renderer.render, _SHORT_CHAT)
     if chat is None or isinstance(chat, RowError):
         return []
-    ids = tokenizer(chat.text, add_special_tokens=False)["input_ids"]
+    return _marks_in(tokenizer, chat.text)
+
+
+def _marks_in(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The special tokens in a text, each once, in order."""
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     marks = turn_marks(tokenizer)
     return [index for index in dict.fromkeys(ids) if index in marks]
 
@@ -190,7 +193,7 @@ def template_marks(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | 
 def usable_renderer(
     tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
 ) -> ChatRenderer | None:
-    """Return the renderer of a tokenizer's chat template; None without a template that can be used."""
+    """Return the renderer of a tokenizer's chat template; None if there is no usable template."""
     try:
         return ChatRenderer(tokenizer, template_kwargs)
     except ConfigError:
@@ -213,7 +216,7 @@ def stop_ids(
 
 
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """Return the tokens that may end a turn: the first of them after the content of a message does.
+    """Return the tokens that may end a turn: the first of them after the content of a message ends it.
 
     Chat markers such as ``<|eot_id|>`` are added tokens, special or not, but often not among the named special tokens (bos,
     eos, ...). Added tokens of only white space (Gemma's line breaks) do not end a turn.
@@ -237,7 +240,7 @@ class Prompter:
 
     Args:
         prompt_from: the option of this name, see `data.options.PromptOptions`.
-        trained: the end of the generation prompt that the model's training data did not have; None if unknown.
+        trained: the end of the generation prompt that the model's training data did not have; None if this is unknown.
 
     Attributes:
         note: a warning if the prompt may differ from those in training; else empty.
@@ -258,7 +261,7 @@ class Prompter:
         tokenizer = with_template(tokenizer, chat_template, plain)
         self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
         usual, self.note, self.dropped = self.renderer.usual_opening, "", ""
-        # The training data know best; without them, a chat of two messages shows how training differs from the prompt.
+        # The training data decide, if they are known; else a chat of two messages shows how chats differ from the prompt.
         if prompt_from != "template" and trained is not None:
             self.dropped = trained
         elif prompt_from == "training":
@@ -300,7 +303,7 @@ class Prompter:
 
     def response(self, ids: Sequence[int], text: str, prompt: Sequence[int] = ()) -> str:
         """Return the answer in the output of a model: without the template's text between the generation prompt and an
-        answer, but with marks of thinking, including one at the end of the prompt.
+        answer, but with the marks of thinking, including one at the end of the prompt.
 
         Args:
             ids: the output.
@@ -313,7 +316,7 @@ class Prompter:
             answer = marked_text(self.tokenizer, ids) or text
             return opened_in(self.tokenizer, prompt) + answer
 
-        # The answer begins at the first token after the header. A token need not be complete characters, so bisect by the
+        # The answer begins at the first token after the header. A token may be only a part of a character, so bisect by the
         # length of the decoded text.
         def decoded_length(count: int) -> int:
             return len(self._decoded(ids[:count]))
@@ -328,12 +331,13 @@ class Prompter:
         return str(self.tokenizer.decode(list(ids), **skips))
 
     def stop_ids(self, of_model: int | Sequence[int] | None) -> list[int]:
-        """See `stop_ids`; `of_model` are the tokens that the model's generation config names."""
+        """See the function `stop_ids`; `of_model`: the tokens that the model's generation config names."""
         return stop_ids(of_model, self.tokenizer, self.renderer)
 
     def unwritable_ids(self, rows: int) -> list[int]:
-        """Return the tokens that never stand for text, for a model with an embedding of `rows` rows: rows after the
-        tokenizer's last token (padding of the vocabulary, predictor tokens during training) and kept predictor tokens."""
+        """Return the tokens that never stand for text, for a model with `rows` embeddings: those after
+        the tokenizer's last token (padding of the vocabulary, predictor tokens during training) and kept predictor
+        tokens."""
         kept = [index for index in kept_predictors(self.tokenizer).values() if index < rows]
         return sorted(
             {*kept, *range(max(self.tokenizer.get_vocab().values(), default=-1) + 1, rows)}
@@ -353,7 +357,7 @@ def label_spans(
     - ``assistant``: every answer and the end-of-turn token after it.
     - ``all``: every token except the first, which nothing predicts.
     - ``reference``: every token of system, user and assistant, but no end of turn and no padding. The published LLM-JEPA
-      code trains on these: its collator replaces the answer-only labels by the input ids and leaves out the padding token,
+      code trains on these: its collator replaces the answer-only labels with the input ids and leaves out the padding token,
       which is also the end of turn. For comparison only: such a model does not learn to stop.
 
     Args:

@@ -12,7 +12,7 @@ Shapes: T tokens of a trunk, S of a segment, R rows, P pairs, M terms, N labelle
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 # The number of the trunk as a segment.
 TRUNK = 0
-# The attach of a segment that sees nothing of the trunk.
+# The value of `Segment.attach` for a segment that sees no token of the trunk.
 ISOLATED = -1
-# Stands for the id of the learned mask token.
+# A placeholder for the id of the learned mask token.
 MASKED = -1
 
 
@@ -44,7 +44,7 @@ class Segment(NamedTuple):
 
     Attributes:
         ids: (S - slots,) int32, the tokens of the vocabulary.
-        attach: p, the last token of the trunk that the segment sees; `ISOLATED` if it sees only itself.
+        attach: p, the last token of the trunk that the segment sees; `ISOLATED` if the segment sees only itself.
         position: position of the first token.
         group: group of the predictor tokens, from 0. Branches of several groups may share an attach.
         slots: K, the number of predictor tokens.
@@ -86,7 +86,7 @@ class Segment(NamedTuple):
         predictors = np.asarray(predictor_ids[first : first + self.slots], np.int32)
         if len(predictors) < self.slots:
             raise ValueError(
-                f"group {self.group} has {self.slots} predictor tokens, and {len(predictor_ids)} ids are given"
+                f"group {self.group} has {self.slots} predictor tokens, but {len(predictor_ids)} ids are given"
             )
         return np.concatenate([ids[: self.slot], predictors, ids[self.slot :]])
 
@@ -105,7 +105,8 @@ class Read(NamedTuple):
 
     Attributes:
         terms: the summands.
-        layer: the layer whose output is read (0: the embeddings, -2: the last but one); None for the final norm's.
+        layer: the layer whose output is read (0: the embeddings, -2: the last but one); None for the output of the final
+            norm.
     """
 
     terms: tuple[Term, ...]
@@ -124,7 +125,7 @@ class Read(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """Whether it is a single unweighted state."""
+        """Whether the read is a single unweighted state."""
         return len(self.terms) == 1 and self.terms[0][2:] == (1.0, 1)
 
 
@@ -151,9 +152,9 @@ class Example(NamedTuple):
         trunk: (T,) int32, the chat as the template writes it.
         labels: spans of the LM loss.
         segments: the tokens after the trunk.
-        pairs: pairs of states; without any, the example is used for plain language modelling only.
-        view_spans: source and target views on the trunk, from which an objective samples pairs every epoch.
-        replayed: an earlier example, whose pairs are trained again with this one.
+        pairs: pairs of states; without pairs, the example is used only for language modelling.
+        view_spans: source and target views on the trunk, from which an objective samples pairs in every epoch.
+        replayed: an earlier example whose pairs are trained on again, together with this example.
     """
 
     trunk: np.ndarray
@@ -165,16 +166,16 @@ class Example(NamedTuple):
 
     @property
     def view_pairs(self) -> int:
-        """The number of pairs of views: to compare, or to sample pairs from."""
+        """The number of pairs of views, either to compare or to sample pairs from."""
         return len(self.pairs) or len(self.view_spans)
 
     def plain(self) -> Example:
-        """Return the example of plain fine-tuning."""
+        """Return the example for plain fine-tuning."""
         return Example(self.trunk, self.labels)
 
     def without_labels(self) -> Example:
         """Return only the pairs, on the part of the trunk that their states see."""
-        # Tokens after it change none of these states, and would cost time.
+        # Later tokens change none of these states, and would cost time.
         seen = max(self.sees(read) for pair in self.pairs for read in pair[:2])
         return self._replace(trunk=self.trunk[: max(seen, 0) + 1], labels=())
 
@@ -202,7 +203,7 @@ class Example(NamedTuple):
         )
 
     def sees(self, read: Read) -> int:
-        """Return the last token of the trunk that the states of a read see; `ISOLATED` if they see none."""
+        """Return the last token of the trunk that the states of a read see; `ISOLATED` if they see no token of it."""
         return max(
             term.token + term.tokens - 1
             if term.segment == TRUNK
@@ -238,8 +239,8 @@ class Example(NamedTuple):
         return None if number == TRUNK else self.segments[number - 1]
 
     def view_on_trunk(self, read: Read) -> Span | None:
-        """Return the view of a read as a span of the trunk: the copied tokens, or all up to its branch or state; None for
-        text that is not on the trunk."""
+        """Return the view of a read as a span of the trunk: the copied tokens, or all tokens up to its branch or state; None
+        for text that is not on the trunk."""
         segment = self.segment(read)
         if segment is not None and segment.origin is not None:
             return Span(segment.origin, segment.origin + len(segment.ids))
@@ -266,13 +267,13 @@ class Turn(NamedTuple):
     """One assistant turn in tokens.
 
     Attributes:
-        user: content of the user message before it, None without one.
-        user_close: end of the user's turn, after its end-of-turn token; ``last_token`` counts back from there.
+        user: content of the user message before it; None without one.
+        user_close: end of the user's turn, after its end-of-turn token; the option ``last_token`` counts back from it.
         answer: content of the answer.
         label_stop: end of the labelled tokens: after the end-of-turn token.
         steps: spans of the answer's steps, empty unless the objective needs them. A step has no token (start == stop) if the
             tokenizer merges its last character into the first token of the next step.
-        cue: the words that announce the final answer; None unless the objective finds some (`Objective.cue_of`).
+        cue: the words that announce the final answer; None unless the objective finds a cue (`Objective.cue_of`).
     """
 
     user: Span | None
@@ -287,11 +288,10 @@ class OnDevice:
     """A dataclass of tensors that moves between devices like a single tensor."""
 
     def _each(self, method: str, *args: Any, **kwargs: Any) -> Self:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
         moved = {
-            name: getattr(v, method)(*args, **kwargs)
-            for name, v in values.items()
-            if hasattr(v, method)
+            name: getattr(value, method)(*args, **kwargs)
+            for name, value in vars(self).items()
+            if hasattr(value, method)
         }
         return replace(self, **moved)  # type: ignore[type-var]
 
@@ -311,13 +311,14 @@ class Rows(OnDevice):
     Attributes:
         input_ids, position_ids: (R, T).
         attention_mask: (R, T), 1 = token, 0 = padding; only for padded rows.
-        example: (R, T), number of the example in the batch; -1 for padding. This and the following only for packed rows.
+        example: (R, T), number of the example in the batch; -1 for padding. This and the following tensors exist only for
+            packed rows.
         segment: (R, T), 0 = trunk.
         order: (R, T), index inside the segment.
         attach: (R, T), see `forest.visibility.visible`.
         floor: (R, T), the same; only for `inline`.
         forests: (B, 2), start and end of each forest in the single row; only for attention by segments.
-        read_positions: (M,), unique indices into the flattened (R * T) states; other states need not be correct.
+        read_positions: (M,), unique indices into the flattened (R * T) states. The other states need not be correct.
     """
 
     input_ids: torch.Tensor
@@ -347,8 +348,8 @@ class StateReads(OnDevice):
         coefficients: (M,) float32; None with `vectors`.
         order: (P,) int64, the vector of each pair; None if vector i belongs to pair i.
         count: P.
-        layers: those whose states are read, see `Read`.
-        layer_of: (M,) int64, which of several layers each position is in; None for one.
+        layers: the layers whose states are read; see `Read`.
+        layer_of: (M,) int64, which of several layers each position is in; None for a single layer.
     """
 
     positions: torch.Tensor
@@ -369,15 +370,15 @@ class Batch(OnDevice):
     Attributes:
         rows: the packed forests; in the two-pass form the padded chats.
         label_positions: (N,) int64, the states that predict a label.
-        label_ids: (N,) int64, the token that each of these must predict.
+        label_ids: (N,) int64, the token that each of these states must predict.
         sources, targets: the vectors of all pairs. With `target_rows`, targets address the states of those rows.
         weights: (P,) float32, weights of the pairs in the loss; None if all are 1.
         groups: (P,) int64, see `Pair`; None if all are 0.
-        views: rows of the two-pass form, one for each segment, those of sources first.
+        views: rows of the two-pass form, one for each segment; those of sources come first.
         branches: the number of rows of sources in `views`.
         target_rows: rows of targets that need no gradient, for a separate pass; None without such a pass.
-        idle: whether that pass has no targets, and only runs because other processes have one.
-        replayed: the number of replayed pairs; they come last.
+        idle: whether that pass has no targets, and runs only because other processes have targets.
+        replayed: the number of replayed pairs, which come last.
     """
 
     rows: Rows
@@ -444,7 +445,7 @@ class LossPart(NamedTuple):
 # Name in the log (``lm_loss``, ``jepa_loss``, ...) -> term of the loss.
 LossParts = Mapping[str, LossPart]
 LM = "lm_loss"
-# The id of a token without a label, which transformers and torch's cross-entropy ignore.
+# The label of a token that is not labelled, which transformers and torch's cross-entropy ignore.
 NOT_LABELLED = -100
 
 
