@@ -66,6 +66,7 @@ _FIRST_FORMS = (
     ("problem", "solution"),
     ("instruction", "output"),
 )
+# Every question with every answer. A form of two other columns is added here and to `_PAIRS` in chat.py.
 FORMS = (
     *(_form(*names) for names in _FIRST_FORMS),
     Form("text", "code"),
