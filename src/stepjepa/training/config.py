@@ -35,23 +35,67 @@ _TRAINER = "options of transformers.TrainingArguments"
 # Known keys of the `TrainingArguments` options that hold several settings. transformers ignores unknown FSDP keys, so a typo
 # would go unnoticed.
 _FSDP = (
-    "version reshard_after_forward cpu_offload activation_checkpointing "
-    "cpu_ram_efficient_loading state_dict_type auto_wrap_policy transformer_layer_cls_to_wrap "
-    "min_num_params xla xla_fsdp_v2 xla_fsdp_settings xla_fsdp_grad_ckpt forward_prefetch "
-    "backward_prefetch use_orig_params sync_module_states limit_all_gathers"
-).split()
+    "version",
+    "reshard_after_forward",
+    "cpu_offload",
+    "activation_checkpointing",
+    "cpu_ram_efficient_loading",
+    "state_dict_type",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "min_num_params",
+    "xla",
+    "xla_fsdp_v2",
+    "xla_fsdp_settings",
+    "xla_fsdp_grad_ckpt",
+    "forward_prefetch",
+    "backward_prefetch",
+    "use_orig_params",
+    "sync_module_states",
+    "limit_all_gathers",
+)
 _CHECKPOINTING = (
-    "use_reentrant preserve_rng_state context_fn determinism_check debug early_stop "
-    "every_n_layers offload"
-).split()
+    "use_reentrant",
+    "preserve_rng_state",
+    "context_fn",
+    "determinism_check",
+    "debug",
+    "early_stop",
+    "every_n_layers",
+    "offload",
+)
 # Prefixes of inherited options that do not affect the trained weights, so a resumed run may change them.
-_BESIDES_TRAINING = tuple(
-    (
-        "log_ logging_ save_ eval_ hub_ push_to_hub trackio_ project run_name do_ include_ "
-        "prediction_loss_only per_device_eval_ batch_eval_ metric_for_ greater_is_ label_names "
-        "load_best_ dataloader_p dataloader_m dataloader_in_ skip_memory_ ddp_timeout use_cpu "
-        "restore_callback_ enable_jit_ torch_empty_ debug remove_unused_ average_tokens_"
-    ).split()
+_BESIDES_TRAINING = (
+    "log_",
+    "logging_",
+    "save_",
+    "eval_",
+    "hub_",
+    "push_to_hub",
+    "trackio_",
+    "project",
+    "run_name",
+    "do_",
+    "include_",
+    "prediction_loss_only",
+    "per_device_eval_",
+    "batch_eval_",
+    "metric_for_",
+    "greater_is_",
+    "label_names",
+    "load_best_",
+    "dataloader_p",
+    "dataloader_m",
+    "dataloader_in_",
+    "skip_memory_",
+    "ddp_timeout",
+    "use_cpu",
+    "restore_callback_",
+    "enable_jit_",
+    "torch_empty_",
+    "debug",
+    "remove_unused_",
+    "average_tokens_",
 )
 
 
@@ -163,7 +207,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         # transformers renamed this option and has both names for a time.
         for name in options_of(JEPAConfig):
             if name.endswith("_checkpointing_kwargs"):
-                known[name] = _CHECKPOINTING
+                known[name] = list(_CHECKPOINTING)
         for name, keys in known.items():
             value = getattr(self, name)
             if isinstance(value, str):

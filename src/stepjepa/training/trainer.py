@@ -349,7 +349,9 @@ class JEPATrainer(CheckpointedTrainer):
     def _step_counts(self, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
         """`window_counts` of all micro-batches of one optimizer step on all processes."""
         counts = window_counts(self.setup.objective, batches, self.args.device)
-        return self.accelerator.reduce(counts)  # type: ignore[no-any-return]
+        # One vector, so that the processes communicate once a step.
+        sums = self.accelerator.reduce(torch.stack(list(counts.values())))
+        return dict(zip(counts, sums, strict=True))
 
     def forward(
         self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False
