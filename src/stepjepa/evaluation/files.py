@@ -22,9 +22,9 @@ from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
-from stepjepa.generation.output import Output, Paths, Record, Reply, ReplyLog
+from stepjepa.generation.output import Output, Paths, Reply, ReplyLog
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
-from stepjepa.utils.files import digest, model_parts
+from stepjepa.utils.files import Record, digest, model_parts
 from stepjepa.utils.text import slug
 from stepjepa.version import __version__
 

@@ -22,8 +22,9 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.score import EvaluationResult, earlier_result
 from stepjepa.evaluation.statistics import normal
 from stepjepa.generation.local import config_set_aside
-from stepjepa.generation.output import Record, digest_of, reading_record
+from stepjepa.generation.output import digest_of, reading_record
 from stepjepa.generation.place import load_place
+from stepjepa.utils.files import Record
 from stepjepa.utils.terminal import Bar
 
 _NAME = Names(EvaluateOptions)

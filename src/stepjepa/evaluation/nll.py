@@ -28,10 +28,10 @@ from stepjepa.evaluation.questions import QuestionSet
 from stepjepa.evaluation.statistics import mean
 from stepjepa.generation.local import eval_mode
 from stepjepa.generation.options import GeneratorOptions
-from stepjepa.generation.output import Record
 from stepjepa.modeling.forward import causal_lm, run_backbone
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import embedding_rows, output_head, vocabulary_size
+from stepjepa.utils.files import Record
 from stepjepa.utils.terminal import Bar
 
 _NAME = Names(GeneratorOptions)

@@ -25,8 +25,8 @@ from stepjepa.evaluation.statistics import (
     paired_counts,
     share,
 )
-from stepjepa.generation.output import Record, json_line
-from stepjepa.utils.files import json_bytes
+from stepjepa.generation.output import json_line
+from stepjepa.utils.files import Record, json_bytes
 from stepjepa.utils.text import PAGE, one_line, wrapped
 
 _NAME = Names(EvaluateOptions)

@@ -35,7 +35,6 @@ from stepjepa.evaluation.score import (
 )
 from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
 from stepjepa.generation.output import (
-    Record,
     ReplyLog,
     Request,
     reading_record,
@@ -43,7 +42,7 @@ from stepjepa.generation.output import (
     seed_of,
 )
 from stepjepa.generation.place import load_generator
-from stepjepa.utils.files import read_object
+from stepjepa.utils.files import Record, read_object
 from stepjepa.utils.terminal import Bar
 
 _NAME = Names(EvaluateOptions)

@@ -15,7 +15,8 @@ from stepjepa.evaluation.predictions import CUT, REFUSED, STOPPED, Prediction
 from stepjepa.evaluation.questions import Question, QuestionSet
 from stepjepa.evaluation.statistics import mean, share
 from stepjepa.generation.options import OVERWRITE
-from stepjepa.generation.output import Record, Reply, acceptance, acceptance_text
+from stepjepa.generation.output import Reply, acceptance, acceptance_text
+from stepjepa.utils.files import Record
 
 
 def drop_unusable(question_set: QuestionSet, metrics: Sequence[Metric], prompter: Prompter) -> None:

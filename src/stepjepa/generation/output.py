@@ -23,6 +23,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.generation.options import OVERWRITE
 from stepjepa.utils.files import (
+    Record,
     digest,
     json_bytes,
     locked,
@@ -35,7 +36,6 @@ from stepjepa.utils.terminal import Bar
 from stepjepa.utils.text import one_line
 from stepjepa.version import __version__
 
-Record = dict[str, Any]
 _ADVICE = f"choose another output, or {OVERWRITE} to replace it"
 # Options of earlier versions. At these values they had no effect on the answers, so a record may contain them.
 _REMOVED = {"greedy_first": False, "response_field": "response", "samples_per_question": 1}

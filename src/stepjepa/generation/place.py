@@ -35,7 +35,7 @@ from stepjepa.modeling.load import (
 from stepjepa.modeling.lora import quantization
 from stepjepa.modeling.parts import causal_lm, embedding_rows
 from stepjepa.objectives.base import built_in, drafting_objective
-from stepjepa.utils.files import read_object
+from stepjepa.utils.files import Record, read_object
 
 _NAME = Names(GeneratorOptions)
 MODEL = f"--{_NAME.model_name}"
@@ -56,7 +56,7 @@ class Place:
     folder: Path | None
     base: str | None = None
 
-    def record(self, name: str) -> dict[str, Any]:
+    def record(self, name: str) -> Record:
         """A record of training by its file name, for a checkpoint from the run's folder.
 
         Empty if it is missing or cannot be read.
@@ -71,7 +71,7 @@ class Place:
         return read_object(folder / name)
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Record:
         """The recorded options of training; empty if there are none."""
         settings = self.record("run.json").get("settings")
         return settings if isinstance(settings, dict) else {}

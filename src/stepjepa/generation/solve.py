@@ -31,7 +31,6 @@ from stepjepa.generation.output import (
     Generator,
     Output,
     Paths,
-    Record,
     Reply,
     ReplyLog,
     Request,
@@ -42,6 +41,7 @@ from stepjepa.generation.output import (
     reading_record,
     seed_of,
 )
+from stepjepa.utils.files import Record
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 

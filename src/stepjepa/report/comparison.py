@@ -17,7 +17,8 @@ from stepjepa.evaluation.predictions import (
 )
 from stepjepa.evaluation.statistics import conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.report.reading import Reader, Record, ReportedRun, number, table
+from stepjepa.report.reading import Reader, ReportedRun, number, table
+from stepjepa.utils.files import Record
 from stepjepa.utils.text import written
 
 # Longest question or answer on the page, in characters.

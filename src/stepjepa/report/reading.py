@@ -18,12 +18,10 @@ from stepjepa.evaluation.metrics.base import NLL
 from stepjepa.study.folder import STATE
 from stepjepa.study.results import table_cells, table_title
 from stepjepa.training.run_folder import METRICS, RunFolder
-from stepjepa.utils.files import digest, model_parts, parse_object
+from stepjepa.utils.files import Record, digest, model_parts, parse_object
 from stepjepa.utils.text import labels_of
 
 _RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
-# A JSON object.
-Record = dict[str, Any]
 T = TypeVar("T")
 
 

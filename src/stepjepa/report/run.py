@@ -32,7 +32,6 @@ from stepjepa.report.charts import (
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import (
     Found,
-    Record,
     ReportedRun,
     ReportedStudy,
     number,
@@ -40,6 +39,7 @@ from stepjepa.report.reading import (
     table,
 )
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+from stepjepa.utils.files import Record
 from stepjepa.utils.text import clock, counted, scaled, written
 from stepjepa.version import __version__
 

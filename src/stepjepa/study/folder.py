@@ -24,6 +24,7 @@ from stepjepa.study.spec import SPLITS, Data, Run, Study, StudyOptions, evaluate
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import (
     LOCK,
+    Record,
     check_writable,
     json_bytes,
     read_json,
@@ -115,7 +116,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     write_json(path, {"at": now, **record}, indent=1)
 
 
-def read_record(path: Path) -> dict[str, Any] | None:
+def read_record(path: Path) -> Record | None:
     """The record in a file; None if the file does not exist.
 
     Raises:
@@ -140,13 +141,13 @@ class StudyRunFolder:
         self.plan = path / "plan.json"
         self.train_config = path / "train.yaml"
         self.job = path / "job.json"
-        self._done: dict[str, dict[str, Any]] = {}
+        self._done: dict[str, Record] = {}
 
     def record(self, stage: str) -> Path:
         """The file of a stage's record. A stage is ``train``, or the split that is scored."""
         return self.path / ("trained.json" if stage == "train" else f"scored-{stage}.json")
 
-    def done(self, stage: str) -> dict[str, Any] | None:
+    def done(self, stage: str) -> Record | None:
         """The record of a stage; None if it is not done. Raises DataError if the record is damaged."""
         if stage in self._done:
             return self._done[stage]
@@ -198,7 +199,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
         values["eval_file"] = files["select"][0]
         values["eval_split"] = data.splits.get("select", "test")
     write_yaml(values, folder.train_config, header=f"One run of a study: {run.name}")
-    plan: dict[str, Any] = {
+    plan: Record = {
         "run": run.name,
         "files": {split: names[0] for split, names in files.items() if split != "train"},
         "splits": dict(data.splits),

@@ -30,6 +30,7 @@ from stepjepa.study.spec import (
 )
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import (
+    Record,
     check_writable,
     checksum,
     digest,
@@ -60,7 +61,7 @@ def code_identity() -> dict[str, str]:
     return {"stepjepa": __version__, "source": digest(parts), **versions}
 
 
-def study_identity(study: Study) -> dict[str, Any]:
+def study_identity(study: Study) -> Record:
     """The code, data and settings, which must be equal for results to share a table, as plain JSON.
 
     Raises:
@@ -83,12 +84,12 @@ def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
     return digest([json.dumps(parts, sort_keys=True).encode()])
 
 
-def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
+def _block_identity(block: Block, folder: Path) -> Record:
     data = {}
     for split, names in block.data.paths(folder).items():
         data[split] = [_data_digest(name, block.data.splits.get(split, "")) for name in names]
     metrics = {metric.name: dict(metric.options) for metric in block.metrics}
-    arms: dict[str, dict[str, Any]] = {}
+    arms: dict[str, Record] = {}
     for arm in block.arms:
         arms |= dict.fromkeys(arm.rows.values(), _arm_identity(arm, block))
     return {
@@ -99,7 +100,7 @@ def _block_identity(block: Block, folder: Path) -> dict[str, Any]:
     }
 
 
-def _arm_identity(arm: Arm, block: Block) -> dict[str, Any]:
+def _arm_identity(arm: Arm, block: Block) -> Record:
     """The settings of an arm that affect its numbers, and the rule by which the tuned ones are chosen."""
     from stepjepa.training.config import JEPAConfig  # loads torch
 
@@ -196,8 +197,8 @@ class State:
     def __init__(self, folder: Path):
         self._path = folder / STATE
         record = read_record(self._path) or {}
-        self.identity: dict[str, Any] | None = record.get("identity")
-        self._choices: dict[str, dict[str, Any]] = record.get("choices", {})
+        self.identity: Record | None = record.get("identity")
+        self._choices: dict[str, Record] = record.get("choices", {})
 
     def take_over(self, identity: Mapping[str, Any]) -> None:
         """Save the identity of the study, merged with earlier arms, blocks and seeds that it no longer contains."""
@@ -208,7 +209,7 @@ class State:
         self.identity = {**identity, "blocks": blocks}
         self._save()
 
-    def choice(self, block: str, arm: str) -> dict[str, Any] | None:
+    def choice(self, block: str, arm: str) -> Record | None:
         """The choice that `choose` saved for an arm; None if there is none yet."""
         return self._choices.get(f"{block}/{arm}")
 
@@ -321,13 +322,13 @@ def record_of(item: Item, state: State) -> RunRecord:
     )
 
 
-def kept_runs(path: Path) -> dict[str, dict[str, Any]]:
+def kept_runs(path: Path) -> dict[str, Record]:
     """Name of a run -> its last line with a completed stage, in a file like ``results.jsonl``; empty if it does not exist.
 
     Raises:
         DataError: the file cannot be read, or a line is not the record of a run.
     """
-    runs: dict[str, dict[str, Any]] = {}
+    runs: dict[str, Record] = {}
     for number, row in file_rows(path) if path.exists() else ():
         if not isinstance(row, dict) or not row.keys() >= _LINE_KEYS:
             raise DataError(

@@ -16,7 +16,7 @@ from stepjepa.evaluation.statistics import CONFIDENCE, share
 from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, Solved, compare_arms
 from stepjepa.study.records import Item, RunRecord, State, record_of
 from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
-from stepjepa.utils.files import json_bytes, write_whole
+from stepjepa.utils.files import Record, json_bytes, write_whole
 from stepjepa.utils.text import counted, scaled, written
 
 # Kind of comparison -> titles of its column and of its corrected p-value's.
@@ -45,7 +45,7 @@ class Table:
     arms: tuple[ComparedArm, ...]
     solved: float | None = None
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """The table for JSON. Each arm has an entry for every kind of comparison, None if it was not made."""
         record = asdict(self)
         for arm in record["arms"]:
@@ -269,7 +269,7 @@ def write_results(
     tables = study_tables(study, records)
     shown = [{"block": block, **table.record()} for (block, _), table in tables.items()]
     missing = missing_lines(study, state, items)
-    result: dict[str, Any] = {
+    result: Record = {
         "title": study.title,
         "shows": study.shows,
         "verdicts": list(_verdict_lines(shown)),

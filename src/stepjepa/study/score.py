@@ -20,7 +20,7 @@ from stepjepa.errors import DataError, explaining
 from stepjepa.study.folder import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Scoring, Values
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.files import write_json, write_whole
+from stepjepa.utils.files import Record, write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Scores:
         """Write the answers in the files of an evaluation, so that a report shows them."""
         from stepjepa.evaluation.predictions import record_lines
 
-        metrics: dict[str, dict[str, Any]] = {}
+        metrics: dict[str, Record] = {}
         for result in self.answered:
             metrics |= result.metrics
         first = self.answered[0]

@@ -29,7 +29,7 @@ from stepjepa.study.folder import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Study
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
-from stepjepa.utils.files import LOCK, locked, no_links
+from stepjepa.utils.files import LOCK, Record, locked, no_links
 from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.terminal import print_error
 from stepjepa.utils.text import one_line
@@ -129,7 +129,7 @@ def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     write_record(run.record("train"), {**record, **_circumstances(run)})
 
 
-def _training_record(run: StudyRunFolder, begun: int) -> dict[str, Any]:
+def _training_record(run: StudyRunFolder, begun: int) -> Record:
     """The record of a completed training run, which resumed at step `begun` or started at 0."""
     written = read_record(run.model / "metrics.json") or {}
     metrics, steps = written.get("metrics", {}), written.get("steps", 0)

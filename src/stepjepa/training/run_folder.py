@@ -23,6 +23,7 @@ from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import (
     LOCK,
     MANIFEST,
+    Record,
     check_writable,
     locked,
     mismatch,
@@ -83,7 +84,7 @@ class ResumeRecord:
         cut: the cut of the run, of which only the batch must stay the same.
     """
 
-    settings: dict[str, Any]
+    settings: Record
     data: dict[str, str] = field(default_factory=dict)
     cut: Cut = Cut()
 
@@ -191,11 +192,11 @@ class RunFolder:
         )
 
     @property
-    def broken(self) -> dict[str, Any] | None:
+    def broken(self) -> Record | None:
         """``step`` and ``what`` of a run that stopped because a number was not finite; None for any other run."""
         return self._read(BROKEN) or None
 
-    def _read(self, name: str) -> dict[str, Any]:
+    def _read(self, name: str) -> Record:
         return read_object(self.path / name)
 
     def check_same(self, record: ResumeRecord) -> int:

@@ -25,6 +25,8 @@ from typing import Any, BinaryIO
 
 from stepjepa.errors import ConfigError, DataError, RowError
 
+# A JSON object.
+Record = dict[str, Any]
 # Lock file of a folder to which one process at a time may write.
 LOCK = ".lock"
 MANIFEST = "manifest.json"
@@ -146,7 +148,7 @@ def _finite(value: object) -> object:
     return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_json(path: str | os.PathLike[str]) -> Record:
     """The object in a JSON file.
 
     Raises:
@@ -156,7 +158,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, Any]:
     return parse_object(Path(path).read_bytes())
 
 
-def read_object(path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_object(path: str | os.PathLike[str]) -> Record:
     """The object in a JSON file; empty if the file cannot be read or parsed."""
     try:
         return read_json(path)
@@ -194,7 +196,7 @@ def _whole_number(digits: str) -> int:
     return int(digits)
 
 
-def parse_object(text: str | bytes) -> dict[str, Any]:
+def parse_object(text: str | bytes) -> Record:
     """The object in a JSON text. Raises ValueError if the text is anything else."""
     value = parse_json(text)
     if not isinstance(value, dict):
