@@ -375,7 +375,6 @@ class Batch(OnDevice):
         weights: (P,) float32, weights of the pairs in the loss; None if all are 1.
         groups: (P,) int64, see `Pair`; None if all are 0.
         views: rows of the two-pass form, one for each segment; those of sources come first.
-        branches: the number of rows of sources in `views`.
         target_rows: rows of targets that need no gradient, for a separate pass; None without such a pass.
         idle: whether that pass has no targets, and runs only because other processes have targets.
         replayed: the number of replayed pairs, which come last.
@@ -389,7 +388,6 @@ class Batch(OnDevice):
     weights: torch.Tensor | None = None
     groups: torch.Tensor | None = None
     views: Rows | None = None
-    branches: int = 0
     target_rows: Rows | None = None
     idle: bool = False
     replayed: int = 0

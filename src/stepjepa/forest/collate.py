@@ -232,7 +232,6 @@ class TwoPassCollator(_Collator):
             flat([ids for _, ids in labels]),
             **pairs._asdict(),
             views=view_rows,
-            branches=len(sources),
             target_rows=target_rows,
             idle=self.every_pass and self.separate_targets and not targets,
         )

@@ -391,7 +391,7 @@ class JEPATrainer(CheckpointedTrainer):
         return (loss, output) if return_outputs else loss
 
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """As `Trainer.training_step`; the first step at which the loss is not finite is kept on the device."""
+        """As `Trainer.training_step`, a scalar; the first step at which the loss is not finite is kept on the device."""
         loss = super().training_step(*args, **kwargs)
         breaks = ~loss.isfinite() & (self._broken_step == 0)
         self._broken_step += breaks * (self.state.global_step + 1)
