@@ -227,7 +227,7 @@ class JEPAOptions(
         objective.check()
         if not (self.gamma or (objective.makes_pairs and self.jepa_ratio)):
             raise ConfigError(
-                f"{_NAME.gamma} is 0 and there is no JEPA loss, so nothing would be trained; set the weight of one of them"
+                f"{_NAME.gamma} is 0 and there is no JEPA loss, so nothing would be trained; raise it or use a JEPA loss"
             )
 
     def check_horizons(self, objective: Objective) -> None:

@@ -90,7 +90,7 @@ def run_training(
         command: the command line of this run, for its record.
 
     Raises:
-        ConfigError, DataError: before anything is written.
+        ConfigError, DataError: options or data cannot be used; raised before anything is written.
         RunError: the run failed: a number is not finite, or a file could not be written.
     """
     if not run.train_file:
