@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_MODULES[name]), name)
 
 
-# The functions below import in their bodies: first the options, which are quick to check, then the code that loads torch.
+# The functions below import in their bodies: options first where they load without torch, then the code that loads torch.
 
 
 def train(**options: Unpack[TrainKeywords]) -> TrainResult:
@@ -361,7 +361,7 @@ def analyze(**options: Unpack[AnalyzeKeywords]) -> AnalysisResult:
     checked = checked_options(AnalyzeOptions, options)
     from stepjepa.analysis.run import analyze as run
 
-    # `options` has only what the user has set; all other options follow the training of each model.
+    # `options` has only what the user has set; all other options take the values that each model was trained with.
     with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
         return run(checked, options)
 

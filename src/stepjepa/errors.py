@@ -44,7 +44,7 @@ class RowError(DataError):
 
 
 class ConfigError(StepJepaError):
-    """An option has a value that cannot be used, or does not exist."""
+    """An option does not exist, or its value cannot be used."""
 
 
 class RunError(StepJepaError):
@@ -122,7 +122,7 @@ def writing(what: str | os.PathLike[str], then: str) -> Iterator[None]:
 
 @contextmanager
 def explaining(lower: str, then: str) -> Iterator[None]:
-    """Within this context, a full disk and a lack of memory raise a `RunError` of one line.
+    """Within this context, a full disk or running out of memory raises a one-line `RunError`.
 
     Args:
         lower: the option to lower so that less memory is used.
@@ -149,7 +149,7 @@ def _allocation(error: Exception) -> str:
 
 @contextmanager
 def saying_out_of_memory(message: str) -> Iterator[None]:
-    """Within this context, a lack of memory raises a `ConfigError` with this message."""
+    """Within this context, running out of memory raises a `ConfigError` with this message."""
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:

@@ -105,7 +105,7 @@ class Encoder:
         for name in by_our_names(options, LoopOptions):
             if name in ONLY_TRAINERS:
                 raise ConfigError(
-                    f"{name} is for JEPATrainer only; leave it out, because your own loop decides it"
+                    f"{name} is for JEPATrainer only; leave it out, because your own loop controls this"
                 )
         self.options = checked_options(LoopOptions, options)
         self.tokenizer = chat_tokenizer(tokenizer, self.options)

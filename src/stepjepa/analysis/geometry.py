@@ -27,7 +27,8 @@ MIN_ROWS = 10
 TEST_SHARE, CUTOFF = 0.2, 1e-6
 # Elements of a block of similarities: 64 MiB of float64.
 _BLOCK = 2**23
-# Below half a standard deviation between matched and shuffled cosines, most pairs look alike. Training logs cannot show it.
+# Below half a standard deviation between matched and shuffled cosines, most pairs look alike. Training logs do not contain
+# this measure.
 LOW_D_PRIME = 0.5
 _NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
@@ -296,7 +297,7 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
 def collapsed(signs: Iterable[CollapseSign]) -> bool:
     """Whether signs amount to collapse: a low rank, or a cone in which matched pairs do not differ from other pairs.
 
-    A cone by itself, or alike pairs by themselves, also occur in models that were never trained on pairs.
+    A cone alone, or indistinct pairs alone, also occur in models that were never trained on pairs.
     """
     names = {sign.name for sign in signs}
     return "low_rank" in names or {"cone", "pairs_alike"} <= names

@@ -53,10 +53,10 @@ class PredictionErrors:
 def walks_of(pairs: Pairs) -> tuple[list[Example], np.ndarray]:
     """Examples that read the states after the steps of every answer, and the states' `Walks.places`, (M, 2).
 
-    `read_states` reads pairs, so each state is read as a pair of itself.
+    `read_states` reads pairs, so each state is read as a pair with itself.
 
     Args:
-        pairs: of the objective `every_step`.
+        pairs: read with the options of `states.every_step`.
     """
     examples, places = list[Example](), list[tuple[int, int]]()
     numbered = zip(pairs.rows.tolist(), pairs.examples, strict=True)

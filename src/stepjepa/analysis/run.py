@@ -140,7 +140,9 @@ def _earlier_files(folder: Path, overwrite: bool) -> list[Path]:
         if path.is_file() and _OWN_FILES.fullmatch(path.name)
     ]
     if files and not overwrite:
-        remedy = f"give another folder, or replace it with --{_NAME.overwrite_output_dir}"
+        remedy = (
+            f"give another folder, or set --{_NAME.overwrite_output_dir} to replace the analysis"
+        )
         raise ConfigError(f"{flag}: {files[0].name} already exists; {remedy}")
     return files
 
@@ -168,7 +170,7 @@ class _Collection:
         if trained is not None:
             how = f"--{_NAME.objective} {self._method.objective}"
             bar.say(f"views    as in the training of {trained.name}, unless given: {how}")
-            # What step_splitter=auto meant for the data of the training.
+            # What step_splitter=auto meant for the training data.
             settled = read_record(trained).steps.splitter
             if settled and self._method.step_splitter == "auto":
                 self._splitter = make_splitter(settled, self._method.step_separator)

@@ -117,7 +117,7 @@ def read_pairs(
 def every_step(method: JEPAOptions) -> JEPAOptions:
     """The options of an objective that pairs every step with the next one, both read at their last token on the trunk.
 
-    Only options other than those of the views are as in `method`.
+    All options that do not concern the views are taken from `method`.
     """
     return replace(
         method,
@@ -146,7 +146,7 @@ class Walks(NamedTuple):
     places: np.ndarray
 
     def pairs(self, horizon: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """For every t with these steps: its row, and the states after steps t - 1, t and t + `horizon`.
+        """For every t whose walk has the steps t - 1, t and t + `horizon`: its row, and the states after them.
 
         Returns:
             (N,) int64, and three times (N, D) float64.
@@ -189,7 +189,7 @@ def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[in
     """The requested layers, each once. None requests all: 0 (the embeddings) to the last layer, and -1 (the final norm).
 
     Raises:
-        ConfigError: the model has no such layer, or its layers have no known name.
+        ConfigError: the model has no such layer, or its layers cannot be found.
     """
     if layers is not None and set(layers) == {FINAL}:
         return (FINAL,)

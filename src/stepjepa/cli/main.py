@@ -1,6 +1,6 @@
 """The entry point `stepjepa COMMAND ...`: dispatch, options, output and exit status.
 
-Options are imported when their command is called, so that `--help`, `--version` and spelling mistakes answer at once.
+Options are imported when their command is called, so that `--help`, `--version` and spelling mistakes are answered at once.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def train() -> None:
 
 
 @_command(
-    "train a small model on built-in data and compare (no network, minutes)",
+    "train and compare small models on built-in data (no network, takes minutes)",
     "study.spec:DemoOptions",
     positional=lambda option: (),
 )

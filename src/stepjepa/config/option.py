@@ -44,7 +44,7 @@ _COMPARISONS = {
     "above": operator.gt,
     "below": operator.lt,
 }
-# The most characters of choices that a placeholder in the help lists.
+# Maximum length of the list of choices in a help placeholder, in characters.
 _LONGEST_CHOICES = 100
 
 
@@ -360,7 +360,7 @@ def public_values(options: object) -> dict[str, Any]:
     """The values by name, without the secrets of the dataclass and of a user's class."""
     known = options_of(type(options)).values()
     values = {option.name: getattr(options, option.name) for option in known if not option.secret}
-    # The options of a user's class are in a dict under their carrier; the secrets among them are dropped, too.
+    # The options of a user's class are in a dict, the value of the option that stores them; its secrets are dropped, too.
     for option in known:
         if option.brings is None:
             continue

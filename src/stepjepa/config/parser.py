@@ -458,7 +458,7 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
     """Make instances of dataclasses from values by name.
 
     Raises:
-        ConfigError: a name that is no dataclass's field, or values that a dataclass refuses.
+        ConfigError: a name that is not a field of any dataclass, or values that a dataclass refuses.
     """
     known = options_of(*dataclass_types)
     values = carried(known, values)

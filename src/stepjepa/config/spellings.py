@@ -172,7 +172,7 @@ _TRL: dict[str, Alias] = {
     ),
     **_answers(
         "train_tokens",
-        "--{option} trains the rows of tokens next to the adapter; other modules cannot be exported",
+        "--{option} trains the embedding rows of tokens along with the adapter; other modules cannot be exported",
         lora_modules_to_save="none",
     ),
     **_answers("lora", _ADAPTER, use_rslora="false", use_dora="false"),
@@ -273,18 +273,20 @@ _NO_ENERGIES = (
     "accuracies with stepjepa evaluate"
 )
 _NO_PROGRAMS = (
-    "running what a model writes was removed; use tasks of the lm-evaluation-harness, as in "
+    "running code that a model writes is no longer supported; use tasks of the lm-evaluation-harness, as in "
     "HF_ALLOW_CODE_EVAL=1 stepjepa evaluate RUN --harness mbpp,humaneval"
 )
 _NO_NUMBERS = (
-    "a model's own numbers were removed from the page; stepjepa analyze FILE --models RUN reads "
+    "the page no longer shows numbers computed by a model; stepjepa analyze FILE --models RUN reads "
     "the states of a run"
 )
 _AS_TRAINED = "was removed from analyze: every model is read as it was trained"
 # Removed flags and commands -> what replaces them. The option of an answer only says which command the answer belongs to.
 LEFT: dict[str, Answer] = {
     **_answers(
-        "valid_ratio", "was removed: the marks of GSM8K are left out", calculator_marks="drop"
+        "valid_ratio",
+        "was removed: GSM8K's calculator annotations are always dropped",
+        calculator_marks="drop",
     ),
     **_answers(
         "valid_ratio", "was removed: a final '#### 72' is written as a box", final_answer="boxed"
@@ -324,7 +326,8 @@ LEFT: dict[str, Answer] = {
         "attempts", "was removed: a request is given up after ten minutes and sent again"
     ),
     "max_retries": Answer(
-        "attempts", "was removed: a request is sent again six times, and the same command resumes"
+        "attempts",
+        "was removed: a request is sent again up to six times; run the same command to resume",
     ),
     "question_column": Answer("attempts", "write --source_column and --target_column"),
     "ground_truth_column": Answer(

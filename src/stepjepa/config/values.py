@@ -43,7 +43,8 @@ _WORDS = {
     dict: "a JSON object",
     str: "text",
 }
-# Least similarity of a misspelling, from 0 to 1: of words in the same place, and of names with other breaks (`numproc`).
+# Least similarity of a misspelling, from 0 to 1: between words in the same place, and between names split differently
+# (`numproc`).
 _ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95
 # Torch and NumPy count in int64; a larger number would fail far from the option.
 _LARGEST = 2**63 - 1
@@ -140,9 +141,9 @@ def describe(hint: object) -> str:
 
 
 def _read_as(hint: object) -> list[Any]:
-    """The alternatives of a type as which a value is read, except None.
+    """The alternatives of a type that a value may be read as, except None.
 
-    Of `Enum | str`, which transformers writes, only strings with the Enum's values are accepted.
+    For `Enum | str`, a type that transformers uses, only the Enum's values are accepted as strings.
     """
     members = [member for member in union_members(hint) if member is not type(None)]
     if any(is_class(member, Enum) for member in members):

@@ -67,7 +67,8 @@ def fold(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    r"""Strip LaTeX, Markdown, quotation marks, brackets and a final period from the ends of a text, and collapse its spaces.
+    r"""Remove LaTeX commands of layout and text and bold marks, collapse spaces, and strip other Markdown, quotation marks,
+    brackets and a final period from the ends of a text.
 
     Numeric fractions become `1/2`, and `\times` becomes the sign that it prints; other LaTeX commands stay.
 
@@ -116,7 +117,7 @@ def _in_one_line(match: re.Match[str]) -> str:
     )
 
 
-# The most digits of a number for arithmetic, and the largest exponent. A longer number is not converted.
+# The maximum number of digits for arithmetic, and the largest exponent. A longer number is not converted.
 _LONGEST = 400
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3}
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # The marks that open and close thinking in Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4;
-# gpt-oss; Muse. The last two name the recipient of each message in its header. A mark after a backtick or a quotation mark
-# is only a quotation.
+# gpt-oss; Muse. The last two name the channel or the recipient of each message in its header. A mark after a backtick or a
+# quotation mark is only a quotation.
 _THINKING = (
     r"(?<![`\"'])(?:<(?:seed:)?think(?:ing)?>|<thought>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|channel>thought"
     r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>|[ ]?to=self<\|message\|>)"
@@ -145,7 +145,7 @@ def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str |
 
 def opened_in(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
     """Return the mark that opens thinking at the end of a prompt, so that the answer starts inside it; else an empty
-    text."""
+    string."""
     end = list(prompt[-_LONGEST_MARK:])
     mark = _OPENED.search(str(tokenizer.decode(end, skip_special_tokens=False)))
     return mark[0] if mark else ""
@@ -181,7 +181,7 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
         elif kind in _CLOSED_BY:
             closing = numbers.get((_CLOSED_BY[kind], token["begin"]), [])
             first = bisect_right(closing, at)
-            # Unclosed thinking runs to the end of the text; an unclosed sign of maths is ordinary text.
+            # Unclosed thinking runs to the end of the text; an unclosed maths delimiter is ordinary text.
             close = (
                 closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
             )

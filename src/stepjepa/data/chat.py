@@ -88,7 +88,7 @@ def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, st
     if [turn_name(turn) for turn in turns] != ["user", "assistant"]:
         raise RowError(
             "several_turns",
-            "the chat is not one question with one answer; stepjepa train reads such chats without preparation",
+            "the chat is not one question with one answer; stepjepa train reads longer chats without preparation",
         )
     return system, turns[0]["content"], turns[1]["content"]
 
@@ -174,7 +174,7 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
         role, content = (
             message.get(first_filled(message, keys)) for keys in (ROLE_KEYS, CONTENT_KEYS)
         )
-        # In ShareGPT's turn of this role, the content is the call: read it as a message with the call under its own key.
+        # In a ShareGPT turn with this role, the content is the call: read it as a message with the call under its own key.
         calling = message
         if role == FUNCTION_CALL:
             calling, content = {TOOL_CALLS: None, FUNCTION_CALL: content or [{}]}, ""

@@ -66,7 +66,7 @@ _FIRST_FORMS = (
     ("problem", "solution"),
     ("instruction", "output"),
 )
-# Every question with every answer. A form of two other columns is added here and to `_PAIRS` in chat.py.
+# Every question with every answer. To support two other columns, add their form here and to `_PAIRS` in chat.py.
 FORMS = (
     *(_form(*names) for names in _FIRST_FORMS),
     Form("text", "code"),
@@ -291,7 +291,8 @@ class LeftOver(NamedTuple):
 
 
 def switched_on(message: Mapping[str, Any], where: str) -> bool:
-    """Whether the switches of a message leave its training on; RowError for a switch that is neither on nor off."""
+    """Whether the switches of a message leave it switched on for training; RowError for a switch that is neither on nor
+    off."""
     switches = {name: message[name] for name in _SWITCHES if message.get(name) is not None}
     for name, value in switches.items():
         if value not in (0, 1):
@@ -435,7 +436,7 @@ def left_over(
         read |= {*columns, *contexts, HISTORY if history_of(row) else None}
     if messages:
         read |= {name for name in SYSTEM_COLUMNS if row.get(name) == messages[0]["content"]}
-    # Every other column has text, unless a message contains it, or describes the row.
+    # Every other column describes the row, or has text that is not read, unless a message contains that text.
     texts, others = list[str](), list[str]()
     for name, value in row.items():
         if name in read or value is None or (isinstance(value, (str, list, Mapping)) and not value):

@@ -224,7 +224,7 @@ class CheckedChat(NamedTuple):
 
     @property
     def shown(self) -> RenderedChat:
-        """The rendering of a chat that has been rendered."""
+        """The chat as the template writes it; the chat must have been rendered."""
         assert self.rendered is not None
         return self.rendered
 
@@ -410,7 +410,7 @@ class RowEncoder:
         turns, ids, end_id = self._turns(chat, ids, last, report)
         self._refuse_longer(ids)
 
-        # Labels: the trained answers with their ends of turn. Messages that are not trained are context, never labelled.
+        # Labels: the trained answers with their ends of turn. Messages that are not trained on are context, never labelled.
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
         starts = [bisect_left(last, begin) for begin in begins]
         written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
@@ -494,8 +494,8 @@ class RowEncoder:
         return [self._paired(Example(trunk, labels, pairs.segments), pairs, report)]
 
     def _paired(self, example: Example, candidates: PairsFound, report: DataReport) -> Example:
-        """Add to an example with segments those pairs that fit into `max_length` and the model's positions; the report
-        counts the others."""
+        """Add the pairs that fit into `max_length` and the model's positions to an example that has its segments; the report
+        counts the other pairs."""
         options = self.options
         reason = candidates.reason
         pairs, span_pairs = list(candidates.pairs), list(candidates.view_spans)

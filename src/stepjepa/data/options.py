@@ -1,4 +1,4 @@
-"""Options of data: the columns, the form and length of chats, the steps of answers, the mixing of files, and the preparation
+"""Data options: the columns, the form and length of chats, the steps of answers, the mixing of files, and the preparation
 of raw rows."""
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class PairColumns(NamedTuple):
 
 
 def text_of(value: object) -> str:
-    """Return a cell as text: numbers are written out, and other values and NaN become an empty text."""
+    """Return a cell as text: a number becomes what `str` returns; NaN and all other values become an empty string."""
     # NaN, the empty cell of a pandas table, is the value that differs from itself.
     if isinstance(value, bool) or not isinstance(value, (str, int, float)) or value != value:
         return ""
@@ -275,7 +275,7 @@ class PrepareOptions:
     )
     min_step_length: int | None = option(
         None,
-        f"Fewest characters in a step (a Chinese character counts as four); shorter pieces join a neighbour. Default: "
+        f"Minimum number of characters per step (a Chinese character counts as four); shorter pieces are joined. Default: "
         f"{PUBLISHED_LENGTH} for teacher and columns, 1 for gsm8k.",
         _STEPS,
         at_least=0,

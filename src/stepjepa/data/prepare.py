@@ -27,11 +27,11 @@ from stepjepa.utils.parallel import mapped
 from stepjepa.utils.text import counted, escaped
 
 _NAME = Names(PrepareOptions)
-# Reasons to skip a row that the user asked for, so strict_data does not stop at them.
+# Reasons that the user's own filters give for skipping a row, so strict_data does not stop at them.
 _FILTERS = {"too_few_steps", "wrong_answer", "duplicate"}
 # The number of rows in a block, which a worker prepares together.
 _BLOCK_ROWS = 500
-# The number of first rows by which the format is recognised.
+# The number of rows at the start of the source from which the format is recognised.
 _RECOGNISED_BY = 100
 
 
@@ -173,7 +173,7 @@ def _output_files(options: PrepareOptions, source: Path | None) -> tuple[Path, P
     """The files for training, validation and the report.
 
     Raises:
-        ConfigError: a file must not be replaced, or its name does not have an ending of JSONL files.
+        ConfigError: a file must not be replaced, or its name does not end like that of a JSONL file.
     """
     train = Path(os.path.expanduser(options.output_file or ""))
     if train.suffix.lower() not in JSON_SUFFIXES:

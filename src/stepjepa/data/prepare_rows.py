@@ -68,7 +68,7 @@ class Kept(NamedTuple):
 
 
 class RawFormat(NamedTuple):
-    """A format, and its columns of the question and of the response, which is split into steps; None stands for the
+    """A format, with its question column and its response column, whose text is split into steps; None stands for the
     column that training reads."""
 
     name: str
@@ -97,7 +97,7 @@ class RawExample(NamedTuple):
 
 
 def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFormat:
-    """Recognise the format of a file by its first rows; a format in the options is completed by its columns.
+    """Recognise the format of a file by its first rows; if the options name the format, only its columns are added.
 
     Args:
         rows: objects with columns, or any other JSON.

@@ -54,8 +54,8 @@ class Opening(NamedTuple):
         written: the chat's text between the common text and the answer.
         extra: the rest of the generation prompt after the common text; empty if the chat has that text, too.
         quoted: the last characters of the common text.
-        apart: whether the two differ before the end of the last message. Then `written` and `extra` compare the text after
-            that message, and are empty if it is unknown.
+        apart: whether the two differ before the end of the last message. If so, `written` and `extra` come only from the
+            text after that message, and are empty if the prompt's is unknown.
     """
 
     written: str = ""
@@ -112,7 +112,7 @@ def quoted(text: str) -> str:
 def shown_messages(
     messages: Sequence[Mapping[str, Any]], spans: Sequence[MessageSpan]
 ) -> Iterator[tuple[int, MessageSpan]]:
-    """Yield the index and the span of each message that the template shows in its place.
+    """Yield the index and the span of each message that the template shows where it stands in the chat.
 
     Args:
         messages: all messages; a system message may have no span.
@@ -129,7 +129,7 @@ class RenderedChat(NamedTuple):
 
     Attributes:
         text: the output of the template.
-        spans: one per message, in order; a system message that the template does not show in its place has none.
+        spans: one per message, in order; a system message that the template moves or drops has none.
         folded_system: whether the system message had to be put into the first user message.
         openings: one per assistant message, in order; None if the template has no generation prompt for it.
         characters_left_out: characters of answers and thinking that are missing in `text`, except white space; `left_out` is

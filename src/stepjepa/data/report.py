@@ -35,7 +35,7 @@ _REASONS = {
     "answer_truncated": f"the answer was cut at {_NAME.max_length}",
     "fewer_than_two_steps": "the answer has fewer than two steps",
     "horizon_beyond_answer": "the horizon reaches beyond the answer's last step",
-    "view_refused": "the chat template cannot render a single message",
+    "view_refused": "the chat template cannot render a message on its own",
     "second_pair": "forward=inline holds one pair per example",
     "pair_truncated": f"the views were cut at {_NAME.max_length}",
     "no_user_message": "no user message before the answer",
@@ -512,8 +512,8 @@ def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the end of the generation prompt that the training data did not have, by the `PromptCounts` records
-    of a run's data sets; None if they do not have it."""
+    """Return the end of the generation prompt that the training data did not have, from the `PromptCounts` records
+    of a run's data sets; None if no record has endings."""
     endings: Counter[str] = Counter()
     for prompts in counts:
         endings.update(prompts.get("endings") or {})

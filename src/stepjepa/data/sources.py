@@ -68,7 +68,7 @@ def texts_of(sources: Sequence[Any], columns: PairColumns | None = None) -> Iter
 
 @dataclass(frozen=True)
 class RowShare:
-    """The rows with a number of at least `start` that leaves the remainder `shard` when divided by `shards`."""
+    """The rows whose number is at least `start` and leaves the remainder `shard` when divided by `shards`."""
 
     start: int = 0
     shard: int = 0
@@ -82,7 +82,7 @@ EVERY_ROW = RowShare()
 
 
 class RowSource:
-    """Rows, each with a place for messages: ``file.jsonl line 7`` or ``row 7``.
+    """Rows, each with a place that messages can name: ``file.jsonl line 7`` or ``row 7``.
 
     Args:
         source: a path, a Hub data set's name (``openai/gsm8k:main`` with its configuration), a `datasets.Dataset` or

@@ -35,13 +35,13 @@ _NAME = Names(StepsOptions)
 LISTED = "list"
 # The time limit of a pattern for one answer, since a user's pattern may backtrack exponentially.
 PATTERN_SECONDS = 2.0
-# The rows by which `rules_for` chooses a splitter.
+# The number of rows from which `rules_for` chooses a splitter.
 _SAMPLED_ROWS = 200
 _BLANK_LINE = "\n\n"
 _INTRODUCTION = re.compile(r"\s*[^\n]*[:：]\s*")
 # GSM8K's last line, #### 72
 _HASHES = re.compile(r"^####[ \t]*(?!#)\S[^\n]*\s*\Z", re.MULTILINE)
-# The fewest characters of a line that may have been wrapped.
+# The minimum length of a line that may have been wrapped.
 _LONG = 40
 
 
@@ -94,8 +94,8 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
     r"""Make the splitter called `name`, one of `STYLES`.
 
     The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) stand for the control
-    characters. For ``regex``, it is the pattern, which is required and used unchanged. Splitters that do not use it compare
-    equal.
+    characters. For ``regex``, it is the pattern, which is required and used unchanged. Splitters of the same name that do
+    not use it compare equal, whatever it is.
 
     Raises:
         ConfigError: as `StepSplitter`.
@@ -163,7 +163,7 @@ def _compiled(pattern: str) -> Any:
         raise ConfigError(f"the pattern {pattern!r} is broken: {error}") from None
     if empty:
         raise ConfigError(
-            f"the pattern {pattern!r} matches an empty text, so it would cut at every character"
+            f"the pattern {pattern!r} matches the empty string, so it would cut at every character"
         )
     return compiled
 
@@ -217,7 +217,7 @@ def sentences(text: Text) -> list[CharSpan]:
     return text.cut(cuts)
 
 
-# Which splitter serves
+# Which splitter to use
 
 
 def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str:
@@ -246,9 +246,9 @@ def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str
 def style_and_spans(text: str, separator: str = _BLANK_LINE) -> tuple[str, list[CharSpan]]:
     r"""Choose the style of `text`, and return it with its spans. The first style that applies wins:
 
-    - ``separator`` with more than line breaks in it, if it occurs.
-    - ``numbered``: markers that count up at the top level. Plain numbers count only if their list is most of the text, or
-      little is around it: a few of them among many paragraphs are facts or options, not steps.
+    - ``separator`` if the separator does not consist only of white space and occurs in the text.
+    - ``numbered``: markers that count up at the top level. Plain numbers qualify only if their list makes up most of the
+      text or has little text around it: a few of them among many paragraphs are facts or options, not steps.
     - ``separator``: two or more paragraphs. Thinking, a first line that ends with a colon, and GSM8K's last line
       (``#### 5``) do not count as paragraphs.
     - ``lines``: two or more lines, unless most of them are wrapped in the middle of a sentence.
@@ -383,7 +383,7 @@ def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:
             continue
         start = text.find(words, reached)
         end = start + len(words)
-        # The answer may have other line breaks than the step.
+        # The line breaks in the answer may differ from those in the step.
         if start < 0:
             spaced = re.compile(r"\s+".join(map(re.escape, words.split()))).search(text, reached)
             if spaced is None:

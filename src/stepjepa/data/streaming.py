@@ -77,7 +77,7 @@ class _Row(NamedTuple):
 
 @dataclass(frozen=True)
 class RowStream:
-    """The rows of several data sets without end.
+    """An endless stream of the rows of several data sets.
 
     Attributes:
         weights: proportions of the data sets; None reads one data set after the other.

@@ -147,7 +147,8 @@ _OPERATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic(Task):
-    r"""Word problems. S steps are S - 1 operations and a sentence with the answer; the number of steps is uniform.
+    r"""Word problems. S steps are S - 1 operations and a sentence with the answer; the number of steps is uniformly
+    distributed.
 
         user       Mia has 12 apples. She buys 5 more. She gives 3 to Ben. How many apples does Mia have now?
         assistant  Buying 5 more gives 12 + 5 = 17.
@@ -160,8 +161,8 @@ class Arithmetic(Task):
     appear only in the question, and the question determines the solution.
     """
 
-    min_steps: int = option(2, "Fewest steps in a solution.", GROUP, at_least=2)
-    max_steps: int = option(6, "Most steps in a solution.", GROUP)
+    min_steps: int = option(2, "Minimum number of steps in a solution.", GROUP, at_least=2)
+    max_steps: int = option(6, "Maximum number of steps in a solution.", GROUP)
     max_number: int = option(99, "Largest number in a question or solution.", GROUP, at_least=2)
 
     name: ClassVar[str] = "arithmetic"
@@ -236,7 +237,7 @@ class Arithmetic(Task):
 
 
 def _log_uniform(rng: random.Random, low: int, high: int) -> int:
-    """An integer in low .. high; every power of ten is about equally likely."""
+    """An integer in low .. high; every order of magnitude is about equally likely."""
     exponent = rng.uniform(math.log(low), math.log(high + 1))
     return min(high, int(math.exp(exponent)))
 
@@ -313,8 +314,8 @@ _LETTERS = "abcde"
 class A5(Task):
     """Word problems of the 60 even permutations of five letters: what is the order of the letters after these permutations?
 
-        user       cabde bcdea cabde        (each word takes the letters a b c d e to this order)
-        assistant  cabde abdec dabec        (the order after each word, one step per word)
+        user       cabde bcdea cabde        (each symbol takes the letters a b c d e to this order)
+        assistant  cabde abdec dabec        (the order after each symbol, one step per symbol)
 
     A5 is the smallest group whose word problem a transformer of fixed depth is believed not to solve in one pass for all
     lengths (Merrill, Petty and Sabharwal 2024, arXiv:2404.08819).
@@ -328,7 +329,12 @@ class A5(Task):
         at_least=2,
         at_most=60,
     )
-    every: int = option(1, "The answer has every N-th order, and the last one.", GROUP, at_least=1)
+    every: int = option(
+        1,
+        "The answer lists the order of the letters after every N-th symbol, and the last order.",
+        GROUP,
+        at_least=1,
+    )
 
     name: ClassVar[str] = "a5"
 

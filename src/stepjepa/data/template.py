@@ -52,7 +52,7 @@ TEMPLATE_BYTES = 2**30
 _BYTES_A_CHARACTER = 64
 # Linux only: the size of this process in pages.
 _STATM = Path("/proc/self/statm")
-# The most renderers for rows with different template arguments. A tool list may differ in every row.
+# The maximum number of cached renderers for rows with different template arguments. A tool list may differ in every row.
 _RENDERERS = 100
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed date makes two runs equal.
@@ -115,7 +115,7 @@ def template_of(
         # The tokenizers of mistral-common.
         raise ConfigError(
             f"the tokenizer of {name} ({type(tokenizer).__name__}) uses no chat template and reads control tokens in a text "
-            "as plain text; load the other kind: AutoTokenizer.from_pretrained(..., mistral_format=False)"
+            "as plain text; load the Hugging Face one: AutoTokenizer.from_pretrained(..., mistral_format=False)"
         ) from None
     except ValueError as error:
         if tokenizer.chat_template:
@@ -147,7 +147,8 @@ class ChatRenderer:
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ):
-        # `apply_chat_template` passes only these of its parameters on to the template; the others would change its output.
+        # Of its own parameters, `apply_chat_template` passes only tools and documents on to the template; the others would
+        # change its output.
         reserved = {
             *inspect.signature(tokenizer.apply_chat_template).parameters,
             "messages",
@@ -250,8 +251,7 @@ class ChatRenderer:
     def _folded(
         self, messages: Sequence[Mapping[str, str]]
     ) -> tuple[list[Mapping[str, str]], bool]:
-        """A chat in the form that the template reads, and whether its system message was put into a user message for
-        that."""
+        """A chat in the form that the template reads, and whether its system message had to be put into a user message."""
         chat = [self._as_template_reads(message) for message in messages]
         folds = chat[0]["role"] == "system" and self._folds_system
         return _fold(chat) if folds else chat, folds
@@ -376,7 +376,7 @@ class ChatRenderer:
         return tuple(openings)
 
     def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
-        """Search once for the option with which a chat has nothing to report under `name` (a count of `PromptCounts`, or the
+        """Return the option that leaves nothing to report under `name` (a count of `PromptCounts`, or the
         reason of an error); empty if there is none."""
         if name in self._switches:
             return self._switches[name]
@@ -493,7 +493,8 @@ class ChatRenderer:
         """The span of the calls in a message, without its content.
 
         The span contains all characters that change with the arguments of the calls. It begins at the end of the generation
-        prompt, and extends over the template's text after the calls, as far as this is the same if no message follows.
+        prompt, and includes the template's text after the calls, as far as that text does not depend on the messages that
+        follow.
 
         Args:
             last_message: the end of the message before.

@@ -152,8 +152,8 @@ def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
 
 
 def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
-    """Return the special token that a chat template writes after a last answer, None if it writes none; RowError if the
-    template refuses a chat of two messages."""
+    """Return the special token that a chat template writes after the last answer of a chat, or None if it writes none;
+    RowError if the template refuses a chat of two messages."""
     chat = renderer.render(_SHORT_CHAT)
     tail = chat.text[chat.spans[-1].end :]
     return next(iter(_marks_in(tokenizer, tail)), None)
@@ -168,8 +168,8 @@ def template_call_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer
 
 
 def answer_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> int | None:
-    """Return the token that ends an answer in training: the template's end of turn, else the appended EOS; None without
-    both."""
+    """Return the token that ends an answer in training: the template's end of turn, else the appended EOS; None if there is
+    neither."""
     end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
     return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
 
@@ -364,7 +364,7 @@ def label_spans(
         ids: (T,) the trunk, of which `limit` tokens are kept.
         answers: each with the end of its turn.
         ends: ids of end-of-turn and padding tokens (``reference``).
-        context: messages that are not trained; no mode labels them.
+        context: messages that are not trained on; no mode labels them.
     """
     length = min(len(ids), limit)
     if mode == "assistant":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-# The number of the trunk as a segment.
+# The trunk's segment number.
 TRUNK = 0
 # The value of `Segment.attach` for a segment that sees no token of the trunk.
 ISOLATED = -1
@@ -43,10 +43,10 @@ class Segment(NamedTuple):
     layout fills them in.
 
     Attributes:
-        ids: (S - slots,) int32, the tokens of the vocabulary.
+        ids: (S - slots,) int32, the segment's tokens without its predictor tokens.
         attach: p, the last token of the trunk that the segment sees; `ISOLATED` if the segment sees only itself.
         position: position of the first token.
-        group: group of the predictor tokens, from 0. Branches of several groups may share an attach.
+        group: group of the predictor tokens, from 0. Segments of different groups may have the same attach.
         slots: K, the number of predictor tokens.
         slot: the index in `ids` that the predictor tokens precede.
         origin: the token of the trunk from which `ids` are copied; None for text that is not on the trunk.
@@ -215,8 +215,8 @@ class Example(NamedTuple):
         """Return the number of positions that the views of a pair need, from 0 on.
 
         Args:
-            positions: whether segments count with their positions in the forest; else with the tokens that their views take
-                on the trunk.
+            positions: True measures a segment by its positions in the forest; False, by the trunk tokens that its view
+                occupies.
         """
         reach = 0
         for term in (*pair.source.terms, *pair.target.terms):
@@ -254,7 +254,7 @@ class PairsFound(NamedTuple):
 
     Attributes:
         segments, pairs, view_spans: see `Example`.
-        reason: why there are no pairs, a key of `data.report.reason_words`; None if there are some.
+        reason: why there are no pairs, a key that `data.report.reason_words` puts into words; None if there are some.
     """
 
     segments: tuple[Segment, ...] = ()
@@ -316,7 +316,7 @@ class Rows(OnDevice):
         segment: (R, T), 0 = trunk.
         order: (R, T), index inside the segment.
         attach: (R, T), see `forest.visibility.visible`.
-        floor: (R, T), the same; only for `inline`.
+        floor: (R, T), see `forest.visibility.visible`, too; only for `inline`.
         forests: (B, 2), start and end of each forest in the single row; only for attention by segments.
         read_positions: (M,), unique indices into the flattened (R * T) states. The other states need not be correct.
     """
@@ -345,7 +345,7 @@ class StateReads(OnDevice):
     Attributes:
         positions: (M,) int64, indices into the flattened states.
         vectors: (M,) int64, the vector to which each term adds; None if each vector is a single state, and so M = P.
-        coefficients: (M,) float32; None with `vectors`.
+        coefficients: (M,) float32; None if `vectors` is None.
         order: (P,) int64, the vector of each pair; None if vector i belongs to pair i.
         count: P.
         layers: the layers whose states are read; see `Read`.
@@ -365,7 +365,7 @@ class StateReads(OnDevice):
 class Batch(OnDevice):
     """A collated micro-batch.
 
-    The address of a state is its index in the flattened states (R * T) of `rows`, followed by those of `views`.
+    The address of a state is its index among all flattened states: first those of `rows` (R * T), then those of `views`.
 
     Attributes:
         rows: the packed forests; in the two-pass form the padded chats.
@@ -413,7 +413,7 @@ class Batch(OnDevice):
         return self.replayed if self.weights is None else self.weights[self.current :].sum()
 
     def untrimmed(self) -> Batch:
-        """Return the batch with every state computed completely, read or not."""
+        """Return the batch in a form for which the forward computes every state completely, read or not."""
         rows = self.rows
         targets = self.target_rows
         targets = None if targets is None else replace(targets, read_positions=None)

@@ -12,7 +12,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.base import METRICS, MODEL_METRICS, model_metrics
 from stepjepa.generation.options import GeneratorOptions
 
-# The default of --system_prompt: the message of the training, as the model's folder records it.
+# The default of --system_prompt: the message used in training, as the model's folder records it.
 AS_TRAINED = "as_trained"
 # Groups of the options in --help.
 _MODEL = "model"

@@ -63,7 +63,8 @@ class Prediction:
         generated_response: the text that the model generated.
         gt_answer, gen_answer: the answers that the first metric extracted from the reference and from the response.
         correct: whether the response is right by the first metric; None if that metric is not binary.
-        stop_reason: ``stop`` (the model ended by itself), ``length`` (cut off), ``refused`` (the prompt is too long).
+        stop_reason: ``stop`` (the model ended the response itself), ``length`` (cut off), ``refused`` (the prompt is too
+            long).
         tokens: number of new tokens, including the one that ends the response.
         scores: metric -> score.
         note: why the first metric's score is not 1.
@@ -160,7 +161,7 @@ def read_predictions(path: Path) -> list[Prediction]:
 def _problem_of(row: Any) -> str:
     """Why a row is not a prediction; empty if it is one."""
     if not isinstance(row, dict):
-        return "expected an object as stepjepa evaluate writes it"
+        return "expected an object in the form that stepjepa evaluate writes"
     answered = "generated_response" in row or NLL not in row
     for name in ("question", "generated_response") if answered else ("question",):
         if not isinstance(row.get(name), str):

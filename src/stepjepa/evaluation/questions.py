@@ -73,7 +73,7 @@ class SystemPrompt(NamedTuple):
 def choose_system_prompt(
     setting: str | None, use_test_prompts: bool, record: DataReport, name: str
 ) -> SystemPrompt:
-    """Choose the system message by the options and by the data report of the training of the model `name`.
+    """Choose the system message from the options and from the data report of the training run of model `name`.
 
     A model that was trained with one system message, or with none, is evaluated the same way. After training with several,
     each row keeps its own message, and rows without a message get the most common one.
@@ -92,7 +92,7 @@ def choose_system_prompt(
     (common, _), *further = (+prompts).most_common()
     if not further and not record.other_system_prompts:
         return SystemPrompt(common, False, f"{quoted(common)}, as in training")
-    origin = "the file's own, as in training with different ones"
+    origin = "the file's own, because training used several"
     return SystemPrompt(common, True, f"{origin}; for rows without one {quoted(common)}")
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from stepjepa.errors import library
 
 CONFIDENCE = 0.95
-# Smallest number of questions that only one model answers right at which McNemar's exact test can give p < 0.05.
+# McNemar's exact test can give p < 0.05 only if at least this many questions are answered right by just one model.
 LEAST_RIGHT = 6
 # Reasons why a claim is not established.
 NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
@@ -219,7 +219,8 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:
-    """Holm's step-down correction (Holm 1979): the family-wise error stays at alpha under any dependence of the tests.
+    """Holm's step-down correction (Holm 1979): the family-wise error rate is at most alpha under any dependence of the
+    tests.
 
     Args:
         p_values: one per test; a test that was not possible is None, stays None and does not count.

@@ -1,1 +1,1 @@
-"""The forest: one example's trunk, branches and targets, packed many to a row, and who sees whom in it."""
+"""The forest: the trunk, branches and targets of each example, their packing into rows, and which token sees which."""

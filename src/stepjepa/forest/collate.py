@@ -60,8 +60,8 @@ class ForestCollator(_Collator):
         shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs are dropped if there is
             no other example.
         aligned_targets: choose the target with the same index in the other example.
-        every_pass: call the backbone for the targets of a batch without pairs too, on one token: processes that share
-            weights must make the same calls.
+        every_pass: even for a batch without pairs, call the backbone for the targets, on one token, because processes that
+            share weights must make the same calls.
     """
 
     pad_to_multiple_of: int = 8
@@ -151,7 +151,7 @@ class ForestCollator(_Collator):
     def pack(
         self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]
     ) -> tuple[Rows, np.ndarray]:
-        """Lay the forests into the given rows; `rows` holds every index into `forests` once.
+        """Lay the forests out in the given rows; `rows` holds every index into `forests` once.
 
         Returns:
             The rows, and the start of each forest in their flattened states, (B,).

@@ -1,8 +1,8 @@
 """The visibility rule: which key positions a query position may attend to in a packed row of forests, and its masks.
 
 The dense mask, the FlexAttention block mask and the inspector's picture all call `visible`; no other code decides what is
-visible. For one example with trunk ``a b c d``, a branch of two predictors behind ``b`` and the isolated copy of ``c d`` as
-target (q down, k across):
+visible. For one example with trunk ``a b c d``, a branch of two predictors attached after ``b`` and the isolated copy of ``c
+d`` as target (q down, k across):
 
     ```
               a b c d  p p  c d      segment  order  attach
@@ -74,7 +74,7 @@ def visible(
         example_q, example_k: number of the example in the row.
         segment_q, segment_k: 0 for the trunk, 1 and up for branches and targets.
         order_q, order_k: index inside the segment.
-        attach_q: index on the trunk up to which q sees it: p for a branch behind token p, -1 for an isolated target
+        attach_q: index on the trunk up to which q sees it: p for a branch attached after token p, -1 for an isolated target
             (and for the trunk itself, which is causal by its own segment).
         floor_q: first index of its own segment that q sees; 0 except in the isolated view of `inline`.
     """

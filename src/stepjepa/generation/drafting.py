@@ -116,7 +116,7 @@ class Drafter:
             expected_TD = self._states(ids_T, DynamicCache())[4:]
             equal = distance(self._states(ids_T[4:], cache), expected_TD) <= tolerance(self.model)
         except Exception:
-            # Which error a cache raises that cannot be cropped depends on the architecture.
+            # Which error is raised by a cache that cannot be cropped depends on the architecture.
             equal = False
         if not equal:
             what = f"the cache of {type(self.model).__name__} cannot be cropped"

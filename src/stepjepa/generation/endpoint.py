@@ -1,4 +1,5 @@
-"""A server with OpenAI's chat completions as a generator; `huggingface_hub`'s client sends several requests at a time."""
+"""An OpenAI-compatible chat-completions server as a generator; `huggingface_hub`'s client sends several requests at a
+time."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from stepjepa.utils.text import one_line
 
 # Seconds without an answer after which a request is sent again.
 TIMEOUT = 600.0
-# How often a request is sent again.
+# Maximum number of times that a request is sent again.
 MAX_RETRIES = 6
 # Seconds before the first retry; each further one waits twice as long, up to the limit.
 FIRST_DELAY = 1.0
@@ -76,7 +77,7 @@ class EndpointGenerator:
     """Sends chats to a server. The key is sent as a bearer token, and never appears in a message.
 
     Args:
-        options: the server's address, its name of the model, and the settings of the requests.
+        options: the server's address, its name for the model, and the settings of the requests.
         say: prints a line about a long wait.
 
     Attributes:
@@ -176,7 +177,7 @@ class EndpointGenerator:
                 )
             elif wait > _LONGEST_WAIT:
                 raise ConfigError(
-                    f"{self.url} {what}; the server asks to wait {wait:.0f} s; {_RESUME}"
+                    f"{self.url} {what}; the server asks for a wait of {wait:.0f} s; {_RESUME}"
                 )
             elif wait > 1:
                 self._say(f"{self.url} {what}; waiting {wait:.0f} s, as the server asks")
@@ -197,7 +198,7 @@ class EndpointGenerator:
         }
         # A field that is None, as a user's `extra_body` may set it, is not sent.
         body = {name: value for name, value in fields.items() if value is not None}
-        # Our own key of a message is unknown to servers, and some refuse unknown keys.
+        # `TRAINED`, our own field in a message, is unknown to servers, and some reject unknown fields.
         messages = [{key: turn[key] for key in turn if key != TRAINED} for turn in request.messages]
         try:
             answer = await client.chat_completion(
@@ -211,7 +212,7 @@ class EndpointGenerator:
         except InferenceTimeoutError:
             raise _TransientError(f"gave no answer in {TIMEOUT:g} s") from None
         except (ValueError, TypeError, LookupError, AttributeError):
-            raise _TransientError("sends no chat completion") from None
+            raise _TransientError("did not return a chat completion") from None
         except Exception as error:
             # Errors of the HTTP library, which depends on the version of huggingface_hub.
             why = self._clean(str(error) or type(error).__name__)

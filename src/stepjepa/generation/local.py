@@ -54,7 +54,7 @@ class Generation(NamedTuple):
     Attributes:
         token_ids: the new tokens before the stop token.
         text: `token_ids` decoded without special tokens.
-        stopped: True if the model ended by itself, False if `max_new_tokens` cut it off.
+        stopped: True if the model ended the text itself, False if `max_new_tokens` cut it off.
         drafts: counts of the drafts; None if nothing was drafted.
     """
 

@@ -71,7 +71,7 @@ class Reply:
     Attributes:
         row: number of the question, from the request.
         text: the response; empty if the request was refused.
-        stopped: True if the model ended by itself, False if it was cut off.
+        stopped: True if the model ended the response itself, False if it was cut off.
         prompt_tokens, new_tokens: number of tokens; 0 if unknown.
         refused: why this request cannot be answered (a prompt that is too long, a content filter); else None.
         reasoning: thinking that a server returns in a separate field.
@@ -294,7 +294,8 @@ class Output:
                     )
 
     def _header(self) -> Record | None:
-        """The identity in the first line of the partial file; None if it is incomplete or `overwrite` replaces it."""
+        """The identity in the first line of the partial file; None if there is no complete first line, or if it is broken
+        and `overwrite` is set."""
         path = self.paths.partial
         try:
             with open(path, "rb") as file:
@@ -311,7 +312,8 @@ class Output:
 
     @contextlib.contextmanager
     def opened(self, take: Callable[[Record], None]) -> Iterator[None]:
-        """Lock the files, and call `take` for each stored line. No file changes before the first new line is stored.
+        """Lock the files, and call `take` for each stored line. Results and record do not change before the first new line
+        is stored.
 
         `take` must raise KeyError, TypeError or ValueError for a line that it cannot use.
 

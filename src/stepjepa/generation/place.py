@@ -57,7 +57,7 @@ class Place:
     base: str | None = None
 
     def record(self, name: str) -> Record:
-        """A record of training by its file name, for a checkpoint from the run's folder.
+        """A record of training, by its file name; for a checkpoint it is read from the run's folder.
 
         Empty if it is missing or cannot be read.
         """

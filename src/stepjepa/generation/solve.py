@@ -106,7 +106,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
     row, columns = as_object(row), options.columns
     target = answer_column(row) if columns is None else columns.target
     value = column_value(row, target)
-    # A chat needs a text: the answer may be a bare number, or missing next to a column ground_truth.
+    # A chat needs a text: the answer may be a bare number, or missing if there is a column ground_truth.
     if value is None or isinstance(value, (int, float)):
         row = {**row, target: text_of(value)}
     _, question, answer = one_turn(row_to_messages(row, None, columns))

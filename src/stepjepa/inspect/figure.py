@@ -31,7 +31,7 @@ _SMALL = 9
 # The side of the mask, and the distance between two labels next to it.
 _MASK = 5.5
 _LABEL = 0.155
-# The most cells along the mask's side; longer rows are sampled evenly.
+# Maximum number of cells along the mask's side; longer rows are sampled evenly.
 _MOST_CELLS = 1600
 
 
@@ -145,7 +145,7 @@ def _side_labels(
 
 
 class Colour(NamedTuple):
-    """A colour on light and on dark paper."""
+    """A colour for light and for dark backgrounds."""
 
     light: str
     dark: str

@@ -149,7 +149,7 @@ def _row_pair(
 ) -> RowPair:
     """The record of a pair; `placed` is the same pair on the forest's segments."""
     source, target = _states(forest, placed.source), _states(forest, placed.target)
-    # Index of a chat token -> index in the row, which differ behind inserted predictors.
+    # Index of a chat token -> index in the row, which differ after inserted predictors.
     on_trunk = np.flatnonzero(~_inserted(forest, form)[: forest.trunk_length]).tolist()
     copy = example.segment(pair.target)
     # Sums of states on the trunk, as in the semantic tube, have no views.

@@ -33,7 +33,7 @@ FIELDS = {
 
 
 class Kind(NamedTuple):
-    """A kind of token: its letter, its meaning, its style in a terminal, its colours on light and dark paper, and the
+    """A kind of token: its letter, its meaning, its style in a terminal, its colours on light and dark backgrounds, and the
     colours of its letter on them."""
 
     letter: str
@@ -191,7 +191,7 @@ class RowRecord:
         names: L segment names: "trunk: user", "trunk: step 1", "branch 1", "source 1", "target 1"; a segment of several
             pairs has the number of the first pair. Predictor tokens within the trunk (`inline`) are named "predictors".
         kinds: L keys of `KINDS`.
-        labelled: (L,) bool, tokens that the LM loss predicts.
+        labelled: (L,) bool, tokens on which the LM loss is computed.
         pairs: in the order of the losses.
     """
 
@@ -214,7 +214,7 @@ class RowRecord:
     def visible(self) -> np.ndarray:
         """(L, L) bool, True where the token of the row sees the token of the column."""
         fields = self.segments, self.orders, self.attaches, self.floors
-        # Queries go down (L, 1), keys across (L,). The row has one example, so all numbers of examples are equal.
+        # Queries go down (L, 1), keys across (L,). The row has one example, so all example numbers are equal.
         segment, order, attach, floor = (field[:, None] for field in fields)
         example = np.zeros_like(self.ids)
         return visible(

@@ -113,8 +113,9 @@ class TextStatistics(RowCounts):
         plain_text: whether the first row, and therefore the data set, is plain text instead of a chat.
         rows_usable: rows that can be trained on.
         role_orders: "system, user, assistant" -> number of usable chats.
-        step_counts: number of steps -> number of usable chats; of several answers the one with the most steps counts.
-        rows_with_question: usable chats with a text of the user.
+        step_counts: number of steps -> number of usable chats; if a chat has several answers, the one with the most steps
+            counts.
+        rows_with_question: usable chats with a user message that is not blank.
         pairs_first, pairs_all: pairs that ``step_pairs`` first and all would make.
         streams: usable rows of plain text or token ids.
         steps: where the steps come from.
@@ -375,7 +376,7 @@ class TextReader:
             replace(self._counter, encoder=encoder), chunks, processes, "num_proc"
         ):
             texts.add(result.texts)
-            # Repeats are counted here, in one process: two rows with one question may be in different chunks.
+            # Repeats are counted here, in one process: two rows with the same question may be in different chunks.
             for number, question in result.questions.items():
                 earlier = self._first_row_of.setdefault(question, number)
                 if earlier != number:

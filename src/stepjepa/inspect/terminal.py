@@ -27,7 +27,7 @@ _FAINT = "dim"
 _BAR = "\u2502"
 # Two rows of the mask in one character, by upper + 2 * lower: empty, upper half, lower half, full.
 _BLOCKS = " \u2580\u2584\u2588"
-# The most pairs that are listed; of the others only the number is shown.
+# Maximum number of pairs that are listed; only the number of the others is shown.
 _MOST_PAIRS = 12
 
 

@@ -226,7 +226,7 @@ def tokenizer_of(rows: RowSource, name: str, method: JEPAOptions) -> PreTrainedT
 def encoder_for(
     rows: RowSource, tokenizer: PreTrainedTokenizerBase, method: JEPAOptions
 ) -> RowEncoder:
-    """Make the encoder that training has for a data set; ConfigError for token ids beyond the model's embedding."""
+    """Make the encoder that training uses for a data set; ConfigError for token ids beyond the model's embedding."""
     from stepjepa.modeling.load import check_vocabulary, configured_rows
 
     tokenizer = chat_tokenizer(tokenizer, method)
@@ -304,7 +304,7 @@ def _examples_before(rows: RowSource, number: int, encoder: RowEncoder, method: 
 def _notes(
     method: JEPAOptions, example: Example, sampled: Example, seed: int, index: int
 ) -> Iterator[str]:
-    """Notes on what training does with an example that its picture does not show; `sampled` is the example in epoch 0."""
+    """Notes on what training does with an example but its picture does not show; `sampled` is the example in epoch 0."""
     from stepjepa.training.sampling import keeps_pairs
 
     objective, pairs = objective_of(method), example.view_pairs

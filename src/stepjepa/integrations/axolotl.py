@@ -342,7 +342,7 @@ class AxolotlJEPATrainer(AxolotlTrainer):
             return self.compute_loss(model, self._prepare_inputs(inputs)), None, None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the parts of the loss, the number of pairs, the speed and the collapse numbers to the training log."""
+        """Add the parts of the loss, the number of pairs, the speed and the signs of collapse to the training log."""
         if "loss" in logs:
             logs = {
                 **logs,

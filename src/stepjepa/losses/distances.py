@@ -1,13 +1,13 @@
-"""Distances between the vectors of each pair, by the names of ``--jepa_loss``.
+"""Distances between the vectors of each pair, under the names that ``--jepa_loss`` takes.
 
 ``L = gamma * LM + lambda * d(Pred(Enc(text)), Enc(code))`` (LLM-JEPA, arXiv:2509.14252, Eq. 2); the paper's own choice of d
-is the cosine, the others are in its Table 3. Only `infonce_loss` pushes pairs apart; with the others, a term of
-`regularizers` can keep the states from collapsing to one point.
+is the cosine, the others are in its Table 3, except `smooth_l1`. Only `infonce_loss` pushes pairs apart; with the others, a
+term of `regularizers` can keep the states from collapsing to one point.
 
 | d | gradient |
 |---|---|
 | cosine | along the direction only, not the length |
-| l2 | the same force for every pair, however far apart it is |
+| l2 | the same force for every pair, however far apart its vectors are |
 | mse | grows with the distance; large dimensions outweigh the small ones |
 | smooth_l1 | that of mse near the target, of bounded size far from it |
 | infonce | along the direction, towards the pair's own target and away from the other targets of the batch |
@@ -130,7 +130,7 @@ def combine(
 ) -> torch.Tensor:
     """``v_p = sum of coefficient_m * states[position_m] over the terms m with pair_m = p``.
 
-    The states are converted to float32 first: in a shorter dtype, the difference of two nearly equal states, and the
+    The states are converted to float32 first: in lower precision, the difference of two nearly equal states, and the
     gradient of a state in many terms, would lose most digits.
 
     Args:

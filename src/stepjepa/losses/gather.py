@@ -1,4 +1,4 @@
-"""Sums and rows over all processes, with gradient, for losses of the whole batch.
+"""Differentiable sums and gathered rows over all processes, for losses of the whole batch.
 
 Convention: the backward pass adds the gradients of all processes, so a process gets the gradient of the *sum* of all
 processes' losses. A loss that is divided by a count is divided by the count over all processes:
@@ -48,7 +48,8 @@ def world_size() -> int:
 
 
 def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """Sum over all processes of a tensor of any shape, equal on all, with gradient. With one process: the input itself."""
+    """Sum of a tensor of any shape over all processes, with gradient; every process gets the same sum. With one process: the
+    input itself."""
     return values if world_size() == 1 else _SumOverRanks.apply(values)
 
 
@@ -71,5 +72,5 @@ def gather_rows(rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
     torch.distributed.all_reduce(counts)
     sizes = counts.tolist()
     before, after = sum(sizes[:rank]), sum(sizes[rank + 1 :])
-    # Each row is one process's values plus zeros, so the sum is exact, and unequal counts need no padding.
+    # Each row is one process's values plus zeros, so the sum is exact, and unequal counts need no padding to one size.
     return sum_over_ranks(F.pad(rows_PD, (0, 0, before, after))), before

@@ -95,7 +95,7 @@ def chunked_cross_entropy_sum(
         token_sums: whether to also count the labels that are the most likely token, and sum the entropies (nats).
 
     Returns:
-        () float32; for N = 0 zero, still connected to the logits. With `token_sums` (3,): loss, count, entropy.
+        () float32; zero if N = 0, but still connected to the logits. With `token_sums` (3,): loss, count, entropy.
     """
 
     def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def chunked_sum(
     hidden_ND: torch.Tensor,
     *others: torch.Tensor,
 ) -> torch.Tensor:
-    """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions, each float32 of one shape.
+    """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions; all its results are float32 of one shape.
 
     If there is more than one chunk, each is checkpointed: its intermediate values are computed again in the backward pass.
 
@@ -125,7 +125,7 @@ def chunked_sum(
         hidden_ND, others: (N, ...) each.
 
     Returns:
-        The same shape; for N = 0 the loss of no positions, still connected to the states.
+        The shape that `chunk_loss` returns; if N = 0, the loss of no positions, still connected to the states.
     """
     if hidden_ND.shape[0] <= rows:
         return chunk_loss(hidden_ND, *others)

@@ -31,7 +31,7 @@ def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) 
         eps: keeps the gradient of the root finite at collapse.
 
     Returns:
-        () float32 in [0, floor); for fewer than two rows 0, still connected to them.
+        () float32 in [0, floor); 0 for fewer than two rows, but still connected to them.
     """
     if rows_QD.shape[0] < 2:
         return _connected_zero(rows_QD)
@@ -42,13 +42,13 @@ def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) 
 def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
     """``sum_{i != j} C_ij^2 / D`` with ``C = sum_q (z_q - mean)(z_q - mean)^T / (Q - 1)`` (Eq. 3 and 4).
 
-    C holds D x D float32 values and costs Q x D x D operations: 64 MiB at a width of 4,096.
+    C holds D x D float32 values (64 MiB at a width of 4,096) and costs Q x D x D operations.
 
     Args:
         rows_QD: (Q, D) floating point, the rows of all processes.
 
     Returns:
-        () float32, at least 0; for fewer than two rows 0, still connected to them.
+        () float32, at least 0; 0 for fewer than two rows, but still connected to them.
     """
     if rows_QD.shape[0] < 2:
         return _connected_zero(rows_QD)
@@ -113,7 +113,7 @@ def sigreg_regularizer(
 ) -> torch.Tensor:
     """Mean of `epps_pulley` over all directions and both sides.
 
-    Over the pairs of all processes, with the same value on each; see `gather` for its weight.
+    It is taken over the pairs of all processes, so its value is the same on each; see `gather` for its weight.
 
     Args:
         source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
@@ -133,7 +133,8 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     """Distance between each column's characteristic function and the standard normal one (LeJEPA, Section 4.2).
 
     ``N * sum_q w_q [(mean_n cos(t_q y_n) - exp(-t_q^2 / 2))^2 + (mean_n sin(t_q y_n))^2]``, N and the means over the rows of
-    all processes; t_q are `knots` even steps from 0 to `bound`, w_q the trapezoid rule's weights times ``exp(-t_q^2 / 2)``.
+    all processes; t_q are `knots` evenly spaced points from 0 to `bound`, w_q the trapezoid rule's weights times
+    ``exp(-t_q^2 / 2)``.
 
     The integrand is even, so this is half the integral over [-bound, bound]: a published weight that refers to the
     latter must be doubled here. For a standard normal sample of any size the expectation is ``sum_q w_q (1 - exp(-t_q^2))``,
@@ -154,7 +155,7 @@ def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUN
     step = bound / (knots - 1)
     normal_T = torch.exp(-knots_T.square() / 2)
     weights_T = step * normal_T
-    # The trapezoid rule counts the ends half.
+    # The trapezoid rule gives the two ends half weight.
     weights_T[:: knots - 1] /= 2
 
     # Processes with unequal numbers of rows can add sums, but not means.

@@ -217,4 +217,4 @@ def collapse_words(collapse: bool, signs: bool) -> str:
     """The verdict on signs of collapse, in the words that `stepjepa analyze` and the report share."""
     if collapse:
         return "collapse"
-    return "signs, but no collapse by themselves" if signs else "no sign of collapse"
+    return "signs of collapse, which alone do not prove it" if signs else "no sign of collapse"

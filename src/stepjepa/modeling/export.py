@@ -423,7 +423,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         keep_predictors=options.keep_predictors,
         records=records,
     )
-    # `evaluate` and other commands read in these files how the weights were trained, for example with which system prompt.
+    # `evaluate` and other commands read from these files how the weights were trained, for example with which system prompt.
     copied = [name for name in ("run.json", "data_report.json") if (run / name).is_file()]
     for name in copied:
         write_whole(target / name, [(run / name).read_bytes()])

@@ -113,7 +113,7 @@ class PredictorRows(nn.Module):
         """Rows for a causal LM, on the device and in the dtype of its embedding.
 
         They are normally distributed, with the mean and standard deviation of the vocabulary's rows in each dimension, and
-        the only randomness is `seed`; with `known`, they are copies of these rows of the vocabulary.
+        depend only on `seed`; with `known`, they are copies of these rows of the vocabulary.
 
         Raises:
             ConfigError: the model's input embedding is not an `nn.Embedding`.
@@ -319,7 +319,7 @@ def add_extras(
 
 
 def release(inner: PreTrainedModel) -> None:
-    """Remove everything that an earlier training has added to a causal LM."""
+    """Remove everything that an earlier training run added to a causal LM."""
     if hasattr(inner, _EXTRAS):
         delattr(inner, _EXTRAS)
     inner.__dict__.pop(_ENCODER, None)
@@ -352,7 +352,8 @@ def with_predictors(
 
 
 class TargetEncoder:
-    """Shadow copies of a model's trained weights, which encode its targets. Both encoders share the frozen weights.
+    """Shadow copies of a model's trained weights, which encode its targets. The model and its target encoder share the
+    frozen weights.
 
     Args:
         model: a causal LM, or a PEFT model of one, after its weights are frozen and placed on devices. Its predictor head
@@ -397,7 +398,8 @@ class TargetEncoder:
 
         It is for passes without a graph, before any pass with one: tensors that a graph has saved must not change.
         """
-        # The memory of sharded weights is overwritten, so it is copied first; other weights only exchange their tensors.
+        # The memory of sharded weights is overwritten, so it is copied first; for other weights, only the tensors are
+        # swapped.
         originals = {
             name: local(weight.detach()).clone() if is_sharded(weight) else weight.data
             for name, weight in self._weights.items()

@@ -61,7 +61,7 @@ KERNELS: dict[Any, Callable[..., int]] = {
 }
 
 
-# FLOPs per second of dense matrix products in bfloat16 (float16 on the older ones), in units of 1e12: NVIDIA's data sheets.
+# FLOPs per second of dense matrix products in bfloat16 (float16 on older cards), in units of 1e12: NVIDIA's data sheets.
 _CARDS = {
     "B200": 2250,
     "H200": 989,

@@ -127,7 +127,7 @@ def _forest_forward(
     predict_ids: bool,
     token_sums: bool,
 ) -> ForestOutput:
-    # Before any pass with a graph: an EMA encoder exchanges the weights in place.
+    # Before any pass with a graph: an EMA encoder swaps the weights in place.
     separate = separate_targets(model, batch)
     sides = [batch.sources, batch.targets] if separate is None else [batch.sources]
     layers = {layer for side in sides for layer in side.layers}
@@ -287,12 +287,12 @@ def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int
     """The decoder's layers, and how many of them (0: the embeddings) come before the states of `layer` (see `Read`).
 
     Raises:
-        ConfigError: there are fewer layers, or they have no known name.
+        ConfigError: there are fewer layers, or they cannot be found.
     """
     layers = decoder_layers(backbone(model))
     if layers is None:
         raise ConfigError(
-            f"no states can be read after layer {layer}: the model's layers have no known name; use the last layer"
+            f"no states can be read after layer {layer}: the model's layers cannot be found; use the last layer"
         )
     count = len(layers)
     # There are count + 1 places, and a negative layer counts from the end.

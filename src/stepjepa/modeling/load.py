@@ -320,7 +320,7 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
     if is_out_of_memory(error):
         return RunError(
             f"{MODEL} {name}: out of memory while the {what} was loaded ({said(error, lines=1)[:200]}); use a smaller "
-            f"model, or a shorter dtype (--{_NAME.dtype} bfloat16)"
+            f"model, or a lower-precision dtype (--{_NAME.dtype} bfloat16)"
         )
     reason = f"the {what} cannot be loaded ({said(error, lines=1)})"
     folder = Path(name)

@@ -88,7 +88,7 @@ def check_trainable(model: torch.nn.Module) -> None:
             "the model's adapter is frozen; load it with PeftModel.from_pretrained(base, folder, is_trainable=True)"
         )
     raise ConfigError(
-        "every weight of the model is frozen (requires_grad is False); set requires_grad of those to train"
+        "every weight of the model is frozen (requires_grad is False); set requires_grad=True on the weights to train"
     )
 
 

@@ -86,7 +86,7 @@ def masks_unsupported(model: PreTrainedModel) -> str | None:
 def attention_masks(model: PreTrainedModel, rows: Rows) -> AttentionMask:
     """The `attention_mask` of a model for packed rows.
 
-    * all layers alike: one mask (with the window if every layer slides, as in Mistral);
+    * all layers alike: one mask (with the window if every layer has one, as in Mistral);
     * hybrid models: ``{"full_attention": ..., "sliding_attention": ...}``.
 
     ``sdpa`` and ``eager`` get an additive mask in the dtype of the scores, ``flex_attention`` a block mask, and a batch laid

@@ -1,9 +1,10 @@
 """Access to the parts of a causal LM, whatever their names: its modules, output head and sharded weights; and a context in
 which tests leave it unchanged.
 
-The common head is one matrix, with a scale and a cap from the configuration; it is used without all logits in memory at
-once. Its form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For any other
-head (a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the labelled positions.
+The common head is one matrix, with a scale and a cap from the configuration; it is applied without holding all logits in
+memory at once. Its form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For
+    any other head (a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the
+    labelled positions.
 
 FSDP2 shards the weights: each process holds a part of each weight, and torch replaces the parts by gathered weights while
 a forward runs. The functions for sharded weights do nothing to a model that is not sharded.
@@ -100,7 +101,7 @@ def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]
 
 
 def own_forward(model: PreTrainedModel) -> Callable[..., Any]:
-    """The original forward of a causal LM, also after `forward.attach_forest_forward`."""
+    """The original forward of a causal LM, even after `forward.attach_forest_forward`."""
     return vars(model).get("_own_forward") or model.forward
 
 
@@ -196,7 +197,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
         with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
             yield
     finally:
-        # Setting the mode of the whole model also exchanges kernels of the Hub; then each module gets its own mode back.
+        # Setting the mode of the whole model also swaps kernels of the Hub; then each module gets its own mode back.
         model.train(modes[model])
         for module, mode in modes.items():
             module.training = mode
@@ -386,7 +387,7 @@ def compute_dtype(model: PreTrainedModel) -> torch.dtype:
 
 
 def tolerance(model: PreTrainedModel) -> float:
-    """The relative rounding error to allow in states and logits: 1e-4 in float32, more in shorter dtypes."""
+    """The relative rounding error to allow in states and logits: 1e-4 in float32, more in lower-precision dtypes."""
     dtype, quantized = compute_dtype(model), getattr(model.config, "quantization_config", None)
     # The steps of int8 are about as coarse as those of bfloat16.
     if quantized is not None:

@@ -1,10 +1,10 @@
 """The start-up trial tests, before training, that a forward computes the same numbers as the model's own forward.
 
-Two synthetic examples go through the model's own forward, one at a time and as plain chats: every form must reproduce these
-logits. Views are compared with separate passes. The trial tests that:
+Two synthetic examples go through the model's own forward, one at a time and as plain chats: every form except `inline` must
+reproduce these logits. Views are compared with separate passes. The trial tests that:
 
 * a change of the last token changes nothing before it, else a position could see the label that it predicts;
-* `two_pass` gives the model's own logits, else no form does;
+* `two_pass` gives the model's own logits, if it does not, no form can;
 * `packed` gives the logits and states of `two_pass`, with sliding windows short enough to matter;
 * the same holds in training mode, for which some libraries (Unsloth) have a forward that drops the mask, or detaches the
   embeddings, and with them the predictor tokens, from the graph;
@@ -374,7 +374,8 @@ class _Trial:
         return f"in training mode {_MASK}"
 
     def _try_gradient(self, form: str, attention: str) -> None:
-        """Train on rows of another shape. Raises an error if this fails or the gradient is not that of eager attention."""
+        """Run forward and backward on rows of another shape. Raises an error if this fails or the gradient is not that of
+        eager attention."""
         batch = self._batch(self._long, form, attention)
         # The gradient of the first layer has passed through all others.
         layers = decoder_layers(backbone(self._inner))

@@ -58,7 +58,7 @@ JEPA, REGULARIZER, REPLAY = _NAME.jepa_loss, _NAME.regularizer, "replay_loss"
 
 
 class ModelView(NamedTuple):
-    """What a loss may use of the model, inside the wrapped model's forward.
+    """The parts of the model that a loss may use, inside the wrapped model's forward.
 
     Attributes:
         modules: `Objective.modules`, None if the objective has none.
@@ -86,12 +86,13 @@ class Objective:
         forwards: the forwards that can compute it; ``inline`` needs a single branch and a single copy of trunk tokens.
         makes_pairs: whether there is anything to compare.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
-        aligned_targets: whether a shuffled target has the same index among the pairs of the other example.
+        aligned_targets: whether pair i gets target i of another example when targets are shuffled (see `shuffled_order`).
         needs_steps: whether it needs the steps of the answers; before the options are known, whether it may need them.
         draws: whether `draw` changes anything.
         drafts: whether it defines `draft`.
         several_pairs: whether an example usually has several pairs.
-        groups: the numbers, in the tokens' names, of its groups of K predictor tokens; every group has a predictor head.
+        groups: the numbers of its groups of K predictor tokens, as in the tokens' names; predictor heads, if any, are per
+            group.
         unread: options that it does not read, even if it reads others of the same topic; giving one a value is an error.
         brief: the name of its variant, if it has several.
         vector_names: names of the source and the target of a pair, for `stepjepa inspect`.
@@ -178,7 +179,7 @@ class Objective:
         Raises:
             ConfigError: they do not; the message names the options.
         """
-        # An option at its default may have been filled in, so only another value is known to come from the user.
+        # A default may have been filled in, so only a value other than the default is known to come from the user.
         for name in sorted(self.unread):
             value = getattr(self.options, name)
             if value != getattr(self.defaults, name, options_of(type(self.options))[name].default):
@@ -251,7 +252,7 @@ class Objective:
 
     @property
     def learned_tokens(self) -> int:
-        """Number of learned token rows: the predictors (one if it is repeated), and the mask token."""
+        """Number of learned token rows of a group: its predictors (one if a single one is repeated), and the mask token."""
         different = min(self.predictors, 1) if self.options.same_predictor else self.predictors
         return different + (self.mask_ratio > 0)
 
@@ -309,7 +310,7 @@ class Objective:
 
     def cue_of(self, answer: str) -> tuple[int, int] | None:
         """The characters [start, end) of an answer's text that announce the final answer; their tokens become `Turn.cue`.
-        None if the objective needs no cue."""
+        None if the objective needs no cue or the answer has none."""
         return None
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
@@ -325,7 +326,7 @@ class Objective:
         return 1
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
-        """Sample the form in which an example is trained on in one epoch.
+        """Sample the form that an example takes in one epoch.
 
         Args:
             rng: seeded by the run's seed, the epoch and the row; the only source of randomness.
@@ -360,7 +361,7 @@ class Objective:
         return counts
 
     def modules(self, width: int, vocabulary: int) -> nn.Module | None:
-        """The modules that it trains next to the model, for states of `width` and a softmax over `vocabulary`, if any.
+        """The modules that it trains alongside the model, for states of `width` and a softmax over `vocabulary`, if any.
 
         They become part of the model, and are saved and loaded with the predictor tokens. The caller restores the global
         random generators after this call.
@@ -382,7 +383,7 @@ class Objective:
         """The token (1,) after a state (1, D), and up to `count` further tokens that the modules predict: (1 + n,)."""
         raise NotImplementedError
 
-    # What a source is compared with, and how. Only the next three decide about the targets' gradient and about controls.
+    # What a source is compared with, and how. The next three members handle the targets' gradient and the controls.
 
     @property
     def separate_targets(self) -> bool:
@@ -412,7 +413,7 @@ class Objective:
 
         Args:
             output: with the states of `source_states` and `target_states`.
-            view: what the loss may use of the model.
+            view: the parts of the model that the loss may use.
             step: optimizer step, from 0.
         """
         # The replayed pairs come last.
@@ -420,8 +421,8 @@ class Objective:
         weight = batch.weight
         parts = {JEPA: LossPart(self._weighted_sum(output, batch, current), weight)}
         if self.options.regularizer != "none":
-            # A regularizer is a mean over all processes. Multiplied by the weight of this process's pairs, which
-            # `total_loss` divides by that of all pairs, it counts once in the sum over the processes.
+            # A regularizer is a mean over all processes. It is multiplied by the weight of this process's pairs, and
+            # `total_loss` divides by the weight of all pairs, so it counts once in the sum over the processes.
             source_PD, target_PD = output.source_states, output.target_states
             value = self._regularizer(source_PD[current], target_PD[current], step)
             parts[REGULARIZER] = LossPart(value * weight, weight)
@@ -644,7 +645,7 @@ def idle_options(objective: Objective) -> frozenset[str]:
 
 
 def trained_pairs(settings: Mapping[str, Any]) -> bool:
-    """Whether a run with these recorded settings trained on pairs. It imports no file of the user."""
+    """Whether a run with these recorded settings trained on pairs. It imports none of the user's files."""
     name = settings.get("objective")
     return bool(name and name != OBJECTIVES[0] and settings.get("lbd"))
 

@@ -9,10 +9,11 @@
 The companion of `multi_token`: one head for the entire window instead of one per token ahead, so that the window can be
 long. The target is the bag of the tokens 2 to `summary_window` ahead, up to the end of the labelled run: 1 for every entry
 of the vocabulary that is in it, 0 for all others. f is a network D -> 2 D -> D with GELU in between; W is the model's output
-head, which is also trained. With the constant, an output of 0 stands for how often an entry appears in a random window.
+head, which is also trained. Because of the constant log(window / V), an output of 0 means the frequency of an entry in a
+random window.
 
 The loss of a state is the binary cross-entropy summed over the vocabulary and divided by the number of entries in the bag B,
-so that it is as large as an LM loss; a state with no token ahead has no loss:
+so that it is on the scale of an LM loss; a state with no token ahead has no loss:
 
     gamma * LM + lambda / |B| * sum_v BCE(sigmoid(W f(h_t) + log(window / V))_v, [v in B])
 
@@ -97,7 +98,7 @@ class FutureSummary(TokenHeads):
 
 
 def _rows(vocabulary: int) -> int:
-    """States of a chunk, which holds three tensors of the size of its logits: logits, bags and losses."""
+    """Number of states in a chunk, which needs three tensors of the size of its logits: logits, bags and losses."""
     from stepjepa.losses.lm import chunk_rows
 
     return chunk_rows(3 * vocabulary)

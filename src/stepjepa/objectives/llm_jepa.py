@@ -193,7 +193,7 @@ class LLMJEPA(Objective):
             The segment, the span of its tokens up to the one that is read, and the span of its ids that are the content.
 
         Raises:
-            RowError: the template refuses to render only this message, or the message is empty.
+            RowError: the template refuses to render this message by itself, or the message is empty.
         """
         if not self.predictors:
             return self._target(chat, message)

@@ -12,8 +12,8 @@ well. The cross-entropy is summed over the heads and averaged over the states; t
 
     gamma * LM + lambda * sum over k = 2 .. H of -log softmax(W f_k(h_t))[x_t+k]
 
-It predicts no states: it is the known remedy where next-token prediction fails to plan. The heads are used in training, and
-each can draft one token (``--draft_tokens``). The exported model has no heads.
+The heads predict tokens, not states. The method is the established remedy where next-token prediction fails to plan. The
+heads are used in training, and each can draft one token (``--draft_tokens``). The exported model has no heads.
 
 Shapes: P states, one per pair; D width, A tokens ahead, H = A + 1 including the next one.
 """

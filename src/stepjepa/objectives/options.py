@@ -86,10 +86,10 @@ class PredictorOptions(Topic):
     )
     last_token: int | None = option(
         None,
-        "Read a view at this offset from its end, as the published code does: -1 is its last token (of a turn the "
-        "end-of-turn token, of a step the last token of its separator). A source with predictor tokens is read at the last "
-        "of them, whatever the offset (except with views standalone). Default: a view's last token (of a turn, the last of "
-        "its content).",
+        "Read a view at this offset from its end, as the published code does: -1 is its last token (for a turn, "
+        "the end-of-turn token; for a step, the last token of its separator). A source with predictor tokens is read at the "
+        "last of them, whatever the offset (except with views standalone). Default: a view's last token (for a turn, the last "
+        "token of its content).",
         VIEWS,
         secret=False,
         at_most=-1,
@@ -149,7 +149,7 @@ class MaskOptions(Topic):
     )
     mask_span: bool = option(
         False,
-        "Mask one span of that length instead of single tokens.",
+        "Mask one span that covers this share instead of single tokens.",
         VIEWS,
         needs={"mask_ratio": True},
     )
@@ -236,8 +236,8 @@ class LossOptions(Topic):
     )
     jepa_loss: str | None = option(
         None,
-        "Distance between the predicted and the target view; or your own function, as file.py:name. Default: cosine, "
-        "smooth_l1 for next_latent and steps_to_answer.",
+        "Distance between the predicted and the target view; or your own function, as file.py:name. Default: "
+        "smooth_l1 for next_latent and steps_to_answer, else cosine.",
         LOSS,
         choices=LOSSES,
         own=True,

@@ -83,7 +83,8 @@ class PairBuilder:
         return True
 
     def read(self, segment: int, token: int, view: Span | None = None) -> Read:
-        """The state of a token of a segment; with `mean`, the mean over `view`, the tokens that it represents."""
+        """The state of a token of a segment; with `mean`, with `mean`, the mean over `view`, the span of tokens that the
+        token stands for."""
         read = (
             Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
         )
@@ -98,7 +99,7 @@ class PairBuilder:
         return token if token >= view.start else None
 
     def source(self, view: Span, close: int | None = None, group: int = 0) -> Read | None:
-        """Add a view on the trunk that predicts. It is read at the last of K predictor tokens after it, regardless of
+        """Add a source view, which is on the trunk. It is read at the last of K predictor tokens after it, regardless of
         `last_token`; without predictors at the view's `readout_token`, None if that is before the view."""
         token = view.stop - 1 if self.predictors else self.readout_token(view, close)
         if token is None:

@@ -101,7 +101,7 @@ class TubeOptions(Topic):
         1, "Spans sampled per question and answer.", _GROUP, at_least=1, at_most=1000
     )
     tube_length_adjustment: Literal["none", "cosine_like", "jaccard_like"] = option(
-        "none", "Weight of a span by its length and the length of the rest.", _GROUP
+        "none", "How a span is weighted by its length and the length of the rest.", _GROUP
     )
     tube_content: Literal["messages", "with_markup", "whole"] = option(
         "messages",
@@ -384,9 +384,10 @@ def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[i
     limit = n if options.tube_max_length is None else options.tube_max_length
     shortest = _shortest(options)
     longest = min(n if three_index else n - 1, limit)
-    # All three branches draw s and t; the middle index comes last. The order of the draws decides the numbers of a seed.
+    # All three branches draw s and t; the middle index comes last. Changing the order of the draws would change what a seed
+    # gives.
     if options.tube_sampler == "uniform":
-        # The number of spans of each length, times that of the middle indices, weights the choice of the length.
+        # A length is drawn with probability proportional to its number of spans, times the number of middle indices.
         lengths = np.arange(shortest, longest + 1)
         starts = n + 1 - lengths
         middle_indices = lengths - 1 if three_index else 1

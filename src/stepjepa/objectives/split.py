@@ -1,4 +1,4 @@
-"""The first part of a token sequence predicts the rest, the nanoGPT form.
+"""The first part of a token sequence predicts the rest, as in the published nanoGPT code.
 
     gamma * LM + lambda * d(u, stop(v))     u: state of the first part, v: state of the rest
 

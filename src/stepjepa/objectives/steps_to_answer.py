@@ -1,4 +1,4 @@
-r"""The state before the final answer, reached without the steps, predicts the state at the same place reached with them.
+r"""The state just before the final answer, computed without the steps, predicts the same state computed with them.
 
     ```
     trunk     [question] [step 1] [step 2] [#### ] 72      v: read at the end of the cue, no gradient

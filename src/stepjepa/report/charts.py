@@ -1,6 +1,6 @@
 """The charts of the page: lines, ticks and values, which the page's template draws as SVG.
 
-Unlike images by matplotlib, these charts follow the theme of the page, show their values to a pointer and the arrow keys,
+Unlike images by matplotlib, these charts follow the theme of the page, show their values on hover and with the arrow keys,
 and need no extra package.
 """
 

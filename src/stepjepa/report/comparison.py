@@ -23,7 +23,7 @@ from stepjepa.utils.text import written
 
 # Longest question or answer on the page, in characters.
 _LONGEST = 3000
-# Right, wrong, unscored.
+# Right, wrong, or neither, for a metric that is not right-or-wrong.
 _LETTERS = {True: "r", False: "w", None: "u"}
 
 
@@ -209,8 +209,8 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
     """The answers of every evaluation, as JSON for the page.
 
     An entry has a ``name``; ``models`` with a label, a metric, and a letter per question (``r`` right, ``w`` wrong, ``u``
-    unscored, ``-`` not asked), which the page counts; and ``rows``, at most `most` questions with all texts, spread evenly
-    over the patterns of right and wrong.
+    neither, for a metric that is not right-or-wrong, ``-`` not asked), which the page counts; and ``rows``, at most `most`
+    questions with all texts, spread evenly over the patterns of right and wrong.
     """
     sets = []
     for name in evaluation_names(runs):

@@ -1,6 +1,6 @@
 """``stepjepa report``: a single HTML file with its style, script and data, which needs no network.
 
-Jinja escapes every text. The answers of models are JSON in a script element of a type that no browser runs, and the page's
+Jinja escapes all text. The answers of models are JSON in a script element of a type that no browser runs, and the page's
 script inserts them as text. The Content-Security-Policy forbids all connections, and all scripts and styles except
 the page's own.
 """
@@ -77,7 +77,7 @@ class ReportOptions:
         "report",
     )
     output_file: str | None = option(
-        None, "File of the page. Default: report.html in the first folder.", "report"
+        None, "File to write the page to. Default: report.html in the first folder.", "report"
     )
     overwrite: bool = option(
         False, "Replace an existing file.", "report", aliases=("overwrite_output_dir",)

@@ -23,7 +23,7 @@ from stepjepa.evaluation.statistics import (
     summary,
 )
 
-# With two seeds, a t test has a single degree of freedom. With fewer seeds than these, no verdict is given.
+# With two seeds, a t test has a single degree of freedom. With fewer than this many seeds, no verdict is given.
 MIN_SEEDS = 3
 # Up to this multiple of the baseline's FLOPs, a comparison at equal examples is also one at equal compute.
 EQUAL_COMPUTE = 1.02
@@ -45,7 +45,7 @@ class ArmRuns:
         metrics: metric -> seed -> value; None or NaN for a run that diverged.
         control, random, same_flop: names of the arms that equal this one except for shuffled targets, a random vector as
             target, or the baseline's FLOPs.
-        needs_control: False for arms without targets to shuffle, such as other labels.
+        needs_control: False for arms without targets to shuffle, such as an arm that only changes the labels.
         flops, seconds: seed -> cost of the run.
     """
 

@@ -97,7 +97,7 @@ def write_builtin(data: Data, folder: Path) -> None:
     builtin = data.builtin
     name, seed = builtin["task"], builtin["seed"]
     task = make_task(name, **known_values(builtin, task_class(name)))
-    # No problem of the test split may occur in the other splits: `instance` also recognises it with a different text.
+    # No problem of the test split may occur in the other splits: `instance` recognises a problem even if its text differs.
     try:
         train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
         seen = {task.instance(row) for row in (*train, *select)}
@@ -128,7 +128,7 @@ def read_record(path: Path) -> Record | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{path}: cannot be read ({error}); delete it, and its stage is repeated"
+            f"{path}: cannot be read ({error}); delete it to repeat its stage"
         ) from None
 
 
@@ -169,7 +169,8 @@ class StudyRunFolder:
         return any(self.model.glob("*.safetensors"))
 
     def tidy(self, keep_weights: bool) -> None:
-        """Remove the files that only a resumed training reads, and the weights unless they are kept; the records stay."""
+        """Remove the files that are needed only to resume training, and the weights unless they are kept; the records
+        stay."""
         self.job.unlink(missing_ok=True)
         # A link points to a folder that the study did not write.
         if self.model.is_symlink():

@@ -50,7 +50,7 @@ DEFAULTS = {_NAME.track_flop: True, _NAME.disable_tqdm: True, _NAME.save_total_l
 _SET_BY_STUDY = {
     _NAME.output_dir: f"give {_NAME.output_dir} at the top of the study",
     _NAME.overwrite_output_dir: f"give --{_NAME.overwrite_output_dir} to stepjepa study",
-    _NAME.resume_from_checkpoint: "a study resumes by itself",
+    _NAME.resume_from_checkpoint: "a study resumes automatically",
     _NAME.train_file: f"give {_NAME.train_file} under data",
     _NAME.dataset_split: "give train_split under data",
     _NAME.seed: "give seeds at the top of the study",
@@ -115,7 +115,7 @@ def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None
     Args:
         root: the file's tree, with all overrides.
         name: default for the study's title and folder.
-        mini: apply the section ``mini``, which replaces the blocks.
+        mini: apply the ``mini`` section, which replaces the blocks.
         output_dir: overrides the file's.
 
     Raises:
@@ -201,7 +201,7 @@ def _check_seeds(values: _BlockValues, where: str) -> None:
     if not values.seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
         others = ", and others for tune_seeds" if values.tune_seeds else ""
         raise ConfigError(
-            f"{where}: seeds: expected distinct whole numbers from 0 on, as in seeds: [1, 2, 3]{others}"
+            f"{where}: seeds: expected distinct whole numbers, 0 or greater, as in seeds: [1, 2, 3]{others}"
         )
 
 
@@ -341,7 +341,7 @@ def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
 
 
 def _metrics(node: Node, data: Data) -> tuple[MetricSpec, ...]:
-    """The metrics: names, or ``name: {option: value}``. The first one leads the verdicts."""
+    """The metrics: names, or ``name: {option: value}``. The first one comes first in the verdicts."""
     if node.given is None:
         names = ["answer_nll"]
         if data.builtin is not None:

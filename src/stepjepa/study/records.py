@@ -131,7 +131,7 @@ def _data_digest(name: str, split: str) -> str:
 
 
 def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse to add to results of other code, data or settings. New arms, seeds and blocks are allowed.
+    """Refuse to add to results that were made with different code, data or settings. New arms, seeds and blocks are allowed.
 
     Raises:
         ConfigError: they differ; the message lists the differences.
@@ -234,7 +234,7 @@ class RunRecord:
         at: time of each completed stage: ``train``, ``select``, ``test``.
         control: ``none``, ``shuffled`` or ``random``.
         compute: what the run has in common with the baseline, ``equal examples`` or ``equal compute``.
-        cell: the tuned values; `chosen` is whether the validation split chose them, or the arm has no other.
+        cell: the tuned values; `chosen` is True if the validation split chose them, or if the arm has only one cell.
         settings: differences from the base.
         metrics: split -> metric -> value; None for a value that is not finite.
         history: evaluations during training: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.

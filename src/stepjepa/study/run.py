@@ -98,7 +98,7 @@ def study(options: StudyOptions, say: Callable[[str], None] = terminal.say) -> S
     # Tables need statsmodels; a missing library should be noticed now, not hours later.
     library("statsmodels", "study")
     less_memory = f"{_NAME.jobs}, or {_NAME.per_device_train_batch_size} in the study"
-    with explaining(less_memory, "start the same command again"):
+    with explaining(less_memory, "run the same command again"):
         carried = run_study(read, options, say)
     tables, lines = carried.write_results()
     failed = any(item.error is not None or not carried.stopped for item in carried.failed)
@@ -160,7 +160,9 @@ def run_study(study: Study, options: StudyOptions, say: Callable[[str], None]) -
             sum(line["code"] != identity["code"] for line in known.runs.values()) if known else 0
         )
         if foreign:
-            note = f"{kept}: {foreign} of its runs are from other code or versions"
+            note = (
+                f"{kept}: {foreign} of its runs were made with different code or package versions"
+            )
             say(f"note   {note}")
             notes.append(note)
         run = StudyRun(study, state, say, notes, known)
@@ -219,7 +221,7 @@ class StudyRun:
                     for item in self.items
                     if item.error is None and item.todo and item not in running
                 ]
-                # All arms with the first seed run first, so that an unfinished study can be compared.
+                # All arms with the first seed run first, so that the arms of an unfinished study can be compared.
                 waiting.sort(key=lambda item: item.run.turn)
                 for item in waiting[: self.study.jobs - len(active)]:
                     active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
@@ -234,7 +236,7 @@ class StudyRun:
                     item = active.pop(future)
                     item.error = future.result()
                     if item.error is None and item.todo:
-                        item.error = f"it succeeded, but its record {item.folder.record(item.todo[0])} is missing"
+                        item.error = f"the stage succeeded, but its record {item.folder.record(item.todo[0])} is missing"
                     self._keep([item])
                     # This run may have been the last one that a choice of cells needs.
                     self._plan()
@@ -290,7 +292,7 @@ class StudyRun:
                 undecided = (
                     run.arm.tuned and self.state.choice(run.block.name, run.arm.name) is None
                 )
-                # While its arm has no choice, a run may still be scored on the test split, unless it only tunes.
+                # Until its arm's cell is chosen, a run may still have to be scored on the test split, unless it only tunes.
                 item.folder.tidy(self.study.keep_models or (undecided and not run.only_tunes))
 
     def _plan_arm(self, block: Block, arm: Arm) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from stepjepa.evaluation.score import EvaluationResult
 
 _NAME = Names(Scoring)
-# Subfolder of a run with the answers, in the files of stepjepa evaluate.
+# Subfolder of a run that holds the answers, in the file format of stepjepa evaluate.
 ANSWERS = "evaluation-test"
 
 # Metrics of the states -> whether higher is better.
@@ -54,7 +54,7 @@ class Scores:
     answered: list[EvaluationResult]
 
     def write(self, folder: Path) -> None:
-        """Write the answers in the files of an evaluation, so that a report shows them."""
+        """Write the answers in the file format of stepjepa evaluate, so that a report can show them."""
         from stepjepa.evaluation.predictions import record_lines
 
         metrics: dict[str, Record] = {}

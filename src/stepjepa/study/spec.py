@@ -26,7 +26,7 @@ _TRAIN = Names(RunOptions, TrainerOptions)
 
 @dataclass
 class StudyOptions:
-    """Options of ``stepjepa study``; most of them override a value of the study's file."""
+    """Options of ``stepjepa study``; some of them override a value in the study's file."""
 
     file: str | None = option(
         None, "A study's YAML file, or a recipe's name; usually written without --file.", "study"
@@ -58,7 +58,9 @@ class StudyOptions:
         None, "Values that replace the file's, as in base.max_steps=20.", "study", aliases=("set",)
     )
     mini: bool = option(
-        False, "Run the file's section mini: a small version of the study, for two cores.", "study"
+        False,
+        "Run the file's `mini` section: a small version of the study, for two cores.",
+        "study",
     )
     dry_run: bool = option(
         False, "List the runs and what each one changes, and write nothing.", "study"
@@ -128,7 +130,7 @@ class Arm:
         settings: options of ``stepjepa train`` that differ from the base's.
         cells: combinations of hyper-parameters that the validation split chooses among; one empty cell if none is tuned.
         jepa: whether the arm trains with pairs, and so has targets to shuffle.
-        variants: runs next to the arm itself: ``shuffled``, ``random``, ``same_flop``.
+        variants: runs in addition to those of the arm itself: ``shuffled``, ``random``, ``same_flop``.
         control_arm: another arm of the study, equal to this one with shuffled targets; used if there is no variant.
     """
 
@@ -222,8 +224,8 @@ class Block:
         name: empty if the study has one block only.
         base: options of ``stepjepa train`` that all arms share.
         select: the metric that chooses among cells, and whether its highest value wins.
-        tune_seeds: seeds of the runs that choose a cell; only the chosen cell is run with `seeds`. Empty if runs of all
-            `seeds` choose.
+        tune_seeds: seeds of the runs that choose a cell; only the chosen cell is run with `seeds`. Empty if the cell is
+            chosen by the runs of `seeds` themselves.
     """
 
     name: str

@@ -1,8 +1,8 @@
 """The two stages of a run, training and scoring, and the executors that run them.
 
 Each stage is a process with a log file: ``python -m stepjepa.study.stages train ...`` runs ``stepjepa train ...``, and
-``score FOLDER SPLIT ...`` scores a run. The processes end with the study, even if it is killed. An `Executor` runs stages
-as processes on this machine, as submitit jobs (SLURM), or as Ray tasks.
+``score FOLDER SPLIT ...`` scores a run. The processes end with the study, even if it is killed; SLURM jobs continue. An
+`Executor` runs stages as processes on this machine, as submitit jobs (SLURM), or as Ray tasks.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def _circumstances(run: StudyRunFolder) -> dict[str, str | None]:
 
 
 def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Run a process of this module to its end, and append its output to the log.
+    """Run this module in a subprocess, wait for it to end, and append its output to the log.
 
     Raises:
         StageFailed: the exit status is not 0; the message has the last lines of the output.
@@ -195,7 +195,7 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
             status = process.wait()
         finally:
             _processes.discard(process)
-            # If the wait was interrupted, the process still runs.
+            # If the wait was interrupted, the process is still running.
             kill_group(process)
         if status != 0:
             # The last lines usually contain the error message, which several processes may print.
@@ -212,7 +212,7 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process that still runs, and its children."""
+    """Kill a process that is still running, and its children."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -226,7 +226,7 @@ def kill_all() -> None:
 
 
 def end_with(pid: str | None) -> None:
-    """Kill this process and its children once the process `pid` has ended; None and "" watch nothing."""
+    """Kill this process and its children once the process `pid` has ended; with None or "", no process is watched."""
     if pid and hasattr(os, "killpg"):
         threading.Thread(target=_end_with, args=(int(pid),), daemon=True).start()
 
@@ -244,7 +244,7 @@ def _end_with(pid: int) -> None:
 
 
 def _main(argv: list[str]) -> int:
-    """Carry out a stage in a process of `run_process`, and print why it failed."""
+    """Carry out a stage in a process that `run_process` started; if it fails, print why."""
     end_with(os.environ.get(ENDS_WITH))
     try:
         if argv[0] == "score":
@@ -253,7 +253,7 @@ def _main(argv: list[str]) -> int:
             score_splits(StudyRunFolder(Path(argv[1])), argv[2:])
         else:
             sys.argv = ["stepjepa", *argv]
-            # The command exits by itself.
+            # This call does not return: the command exits the process.
             runpy.run_module("stepjepa", run_name="__main__")
     except StepJepaError as error:
         print_error(f"stepjepa {argv[0]}: error: {error}")
@@ -271,7 +271,7 @@ class Executor(Protocol):
         """Carry out the stages of a run and wait for them; return why one failed, or None if all are done."""
 
     def stop(self) -> None:
-        """Stop the active runs; jobs in a queue continue."""
+        """Stop the active runs; SLURM jobs, queued or running, continue."""
 
 
 def executor_of(study: Study) -> Executor:
@@ -288,7 +288,7 @@ def executor_of(study: Study) -> Executor:
 
 
 class Processes:
-    """Runs on this machine, each with its share of the cores and, if there are any, one GPU."""
+    """Executes runs on this machine, each with its share of the cores and, if the machine has GPUs, with one GPU."""
 
     def __init__(self, jobs: int):
         devices = visible_devices()
@@ -327,7 +327,7 @@ def visible_devices() -> list[str]:
 
 
 class Submitit:
-    """Runs as jobs of SLURM, or of submitit's local executor, which works in the same way without a cluster.
+    """Executes runs as SLURM jobs, or as jobs of submitit's local executor, which works the same way without a cluster.
 
     Args:
         cluster: ``slurm``, whose jobs outlive the study, or ``local``.
@@ -412,7 +412,7 @@ class Submitit:
 
 
 def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """submitit's parameters for those of a study's file. A job may take a day by default."""
+    """Convert the job parameters in a study's file to submitit's. A job may take a day by default."""
     # slurm_time overrides timeout_min, the only limit that the local executor has.
     parameters: dict[str, Any] = {"timeout_min": _DAY}
     for name, value in given.items():
@@ -439,10 +439,10 @@ class Job:
 
 
 class RayTasks:
-    """Runs as tasks of a Ray cluster, which end with the study. A task whose process is lost starts again.
+    """Executes runs as tasks in a Ray cluster; the tasks end with the study. A task whose process is lost starts again.
 
     Args:
-        options: of the tasks: `cpus`, `gpus`, `retries`, or others by Ray's names.
+        options: task options: `cpus`, `gpus`, `retries`, or any other option under Ray's own name.
 
     Raises:
         ConfigError: Ray or an option cannot be used.

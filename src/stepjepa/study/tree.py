@@ -74,18 +74,18 @@ def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
     """`root` with one value set, as in ``base.max_steps=20``.
 
     Args:
-        mini: the section mini is in use; if the study has one, the value is set there.
+        mini: whether the ``mini`` section is in use; if the study has one, the value is set there.
 
     Raises:
         ConfigError: the assignment is not of the form ``key.key=value``, or no run would read the value, because the
-            section mini is not in use or a block overrides it.
+        ``mini`` section is not in use or a block overrides the value.
     """
     path, equals, text = assignment.partition("=")
     names = path.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
     if names[0] == "mini" and not mini:
-        raise ConfigError(f"--set {assignment}: the section mini is read with --mini only")
+        raise ConfigError(f"--set {assignment}: the mini section is read only with --mini")
     if mini and "mini" in root.given and names[0] != "mini":
         names = ["mini", *names]
     # A block's own value hides the one at the top of the file.

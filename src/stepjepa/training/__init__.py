@@ -1,1 +1,1 @@
-"""Training: `JEPAConfig` and `JEPATrainer`. Only here do forest, model and losses meet."""
+"""Training: `JEPAConfig` and `JEPATrainer`. It joins forest, model and losses."""

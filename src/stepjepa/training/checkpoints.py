@@ -470,7 +470,7 @@ class CheckpointedTrainer(Trainer):
         self._meter.since += time.perf_counter() - begin
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """Refuse weights of another model, of which the Trainer only warns.
+        """Refuse weights of another model; the Trainer only warns about them.
 
         Raises:
             ConfigError: the checkpoint lacks tensors of the model, or has others.
@@ -606,7 +606,7 @@ class CheckpointedTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
     ) -> CommitInfo | None:
-        """As `Trainer.push_to_hub`, but it uploads what `save_model` writes, and always waits for the end.
+        """As `Trainer.push_to_hub`, but it uploads what `save_model` writes, and always waits until the upload is done.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses the request.
@@ -623,7 +623,7 @@ class CheckpointedTrainer(Trainer):
         token: str | None = None,
         revision: str | None = None,
     ) -> CommitInfo | None:
-        """Upload the final model that `save_model` wrote, and wait for the end.
+        """Upload the final model that `save_model` wrote, and wait until the upload is done.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses the request.
@@ -648,7 +648,7 @@ class CheckpointedTrainer(Trainer):
 
 @contextmanager
 def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
-    """Within this context, turn every error of reaching the Hub into one line.
+    """Within this context, turn every error in reaching the Hub into one line.
 
     Raises:
         RunError: there was an error; the message includes it.

@@ -157,7 +157,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
     )
     local_rank: int = option(
         -1,
-        "Number of this process on its machine, set by the launcher.",
+        "Local rank of this process, set by the launcher.",
         _TRAINER,
         resume=True,
         dumped=False,
@@ -204,7 +204,7 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             _NAME.accelerator_config: list(options_of(AcceleratorConfig)),
             _NAME.fsdp_config: [*_FSDP, *(f"fsdp_{key}" for key in _FSDP)],
         }
-        # transformers renamed this option and has both names for a time.
+        # transformers renamed the option of gradient checkpointing, and keeps both names for now.
         for name in options_of(JEPAConfig):
             if name.endswith("_checkpointing_kwargs"):
                 known[name] = list(_CHECKPOINTING)

@@ -57,8 +57,8 @@ def settings_for(
     Raises:
         ConfigError, DataError: see `rules_for`.
     """
-    # If no steps are needed, any splitter will do, and the rows need not be read to choose it. The objective is that of the
-    # option, not `objective_of`: with `lbd` 0, the report still has the steps.
+    # If no steps are needed, any splitter will do, and the rows need not be read to choose it. This uses the objective that
+    # the option names, not `objective_of`: with `lbd` 0, the report still has the steps.
     if not find_objective(options.objective)(options).needs_steps:
         splitter = splitter or make_splitter("separator")
     objective, length = objective_of(options), options.max_length

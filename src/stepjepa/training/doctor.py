@@ -33,11 +33,11 @@ from stepjepa.utils.text import PAGE, text_table, wrapped, written
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 4
 _STEPS = 8  # optimizer steps per setting
-# Batch sizes to try on a GPU; a larger batch repeats the rows, so its losses are those of the rows.
+# Batch sizes to try on a GPU; a larger batch repeats the rows, so the mean LM loss stays the same.
 _SIZES = (8, 16, 32, 64, 128, 256)
 _DEFAULT = "(default)"
 _FASTER = 1.1  # smallest speed-up over the default that is recommended
-_NEAR = 0.01  # relative difference of its loss that is tolerated
+_NEAR = 0.01  # tolerated relative difference from the loss of the first setting that trains
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Tried:
     Attributes:
         flags: flags of ``stepjepa train``.
         attention: the attention or forward that the start-up trial found exact.
-        fault: what is wrong with the setting; empty for nothing.
+        fault: what is wrong with the setting; empty if nothing is.
         speed: tokens per second, the median of the steps.
         mebibytes: peak memory of tensors on a GPU, in MiB.
         lm_loss: LM loss at the last step.
@@ -215,8 +215,8 @@ def _about() -> dict[str, dict[str, Any]]:
 
 
 def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
-    """Try one setting. An error in the model or the data is raised if this is the first setting, and else recorded as its
-    fault."""
+    """Try one setting. An error in the model or the data is raised for the first setting; for any other, it is recorded as
+    the fault."""
     flags = " ".join(f"--{name} {str(value).lower()}" for name, value in given.items())
     gc.collect()
     try:

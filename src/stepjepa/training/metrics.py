@@ -80,7 +80,7 @@ def precise_dtype(device: torch.device) -> torch.dtype:
 
 
 def on_device(number: torch.Tensor | float, device: torch.device) -> torch.Tensor:
-    """A number, or a tensor (), as a tensor () in the most precise dtype of a device."""
+    """A number or scalar tensor () as a scalar tensor () in the most precise dtype of a device."""
     dtype = precise_dtype(device)
     if isinstance(number, torch.Tensor):
         return number.to(device, dtype)

@@ -320,7 +320,7 @@ def summary(method: JEPAOptions) -> str:
 _ENCODED = {
     SELF: "no gradient into the target",
     EMA: "EMA target",
-    FROZEN: "target by the model at the start",
+    FROZEN: "target from the initial model",
 }
 
 
@@ -462,7 +462,7 @@ _RUN = Names(RunOptions)
 
 @dataclass
 class TrainerOptions:
-    """The options of `transformers.TrainingArguments` that ``stepjepa train --help`` shows, with this library's defaults."""
+    """The options of `transformers.TrainingArguments` with this library's defaults, with this library's defaults."""
 
     output_dir: str | None = option(
         None, "Folder for the model, its records and checkpoints.", COMMON, resume=True

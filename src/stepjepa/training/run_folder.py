@@ -81,7 +81,7 @@ class ResumeRecord:
         settings: values, in JSON form, of the options that must not change when a run is resumed; for a PEFT model, also
             those of the adapter.
         data: training data set -> fingerprint.
-        cut: the cut of the run, of which only the batch must stay the same.
+        cut: how the run divides an optimizer step; only the number of examples per step must stay the same.
     """
 
     settings: Record
@@ -115,7 +115,7 @@ class ResumeRecord:
         return before.cut.batch // (self.cut.size * self.cut.processes)
 
     def _mismatch(self, before: ResumeRecord, run: str) -> str:
-        """What differs from the record of a run, and how to resume it; empty for nothing."""
+        """What differs from the record of a run, and how to resume it; empty if nothing differs."""
         for name, value in self.settings.items():
             # An option that the record lacks is newer than the run, and is not compared.
             recorded = before.settings.get(name, value)
@@ -217,7 +217,8 @@ class RunFolder:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Be the only run that writes to this folder within this context, and create the folder if it does not exist.
+        """Hold the folder's lock within this context, so that no other run writes to it, and create the folder if it does
+        not exist.
 
         Every process of the run must enter the context; the main process holds the lock.
 
@@ -275,7 +276,7 @@ class RunFolder:
 
     def check_checkpoints(self, checkpoint: Path | None = None) -> None:
         """Refuse a folder in which something else has the name of a checkpoint: a file, a folder that no run of this library
-        wrote, or a symbolic link. The run neither removes nor overwrites these. Links to no later step than that of the
+        wrote, or a symbolic link. The run neither removes nor overwrites these. A link numbered no higher than the
         checkpoint to resume from may stay, because no new checkpoint gets their names.
 
         Raises:
@@ -400,7 +401,7 @@ def recorded_steps(checkpoint: Path) -> tuple[int, int]:
 def loading(
     checkpoint: Path | None, is_loading: Callable[[], bool] = lambda: True
 ) -> Iterator[None]:
-    """Within this context and while `is_loading`, turn an error of loading `checkpoint` (None for no checkpoint) into one
+    """Within this context and while `is_loading`, turn an error while loading `checkpoint` (None for no checkpoint) into one
     line. Its files match the manifest, but their content may still be unusable.
 
     Raises:
@@ -411,7 +412,7 @@ def loading(
     except StepJepaError:
         raise
     except Exception as error:
-        # Any error may come up: of json, pickle, safetensors, torch, or of code that reads unexpected content.
+        # Any error may occur: of json, pickle, safetensors, torch, or of code that reads unexpected content.
         if checkpoint is None or not is_loading() or is_out_of_memory(error):
             raise
         raise ConfigError(
@@ -456,7 +457,7 @@ def _problem(folder: Path) -> str | None:
     if not folder.is_dir():
         return "there is no such checkpoint"
     if _is_incomplete(folder):
-        return f"it has no {MANIFEST}; either it is no checkpoint, or its run was killed while writing it"
+        return f"it has no {MANIFEST}; either it is not a checkpoint, or its run was killed while writing it"
     if not (folder / MANIFEST).exists():
         return f"written by version 0.1, without {MANIFEST}; this version cannot resume from it"
     problem = mismatch(folder)

@@ -1,7 +1,7 @@
 """The order of training examples, and the randomness in each of them.
 
-Both are pure functions of the seed, the data and how often a row was seen before. They do not depend on rank, worker, batch
-or a resume. Importing this module does not load torch.
+Both are pure functions of the seed, the data and how often a row was seen before. They do not depend on rank, worker or a
+resume; length grouping and replay also depend on the examples per step. Importing this module does not load torch.
 
 Shapes: S examples of an epoch, E examples of the store.
 """
@@ -118,8 +118,7 @@ class EpochSampler:
             the examples of a micro-batch have similar lengths and little padding. The examples of a step do not change, nor
             do losses and gradients, which are divided by the counts of the optimizer step.
         window: number of examples of an optimizer step over all processes; used with `lengths` and `replay_ratio`.
-        replay_ratio: share of the examples with which the pairs of an example from an earlier optimizer step of the run are
-            replayed.
+        replay_ratio: share of the examples that also replay the pairs of an example from an earlier optimizer step.
         replay_current: take the pairs from the same optimizer step instead; even so, the first step replays nothing.
         epoch: the epoch to draw next, which the trainer sets.
     """
@@ -149,7 +148,7 @@ class EpochSampler:
         if self.lengths is not None:
             windows = np.arange(self.size) // self.window
             lengths = self.lengths[rows[order]]
-            # Longest first, so that a lack of memory shows early.
+            # Longest first, so that running out of memory happens early.
             longest_first = np.lexsort((-lengths, windows))
             order = order[longest_first]
         replayed = self._replayed(epoch)
@@ -159,7 +158,7 @@ class EpochSampler:
             yield Draw(epoch, FILLER)
 
     def _replayed(self, epoch: int) -> dict[int, Draw]:
-        """The replayed examples of an epoch, by the place of the example with which they are trained on.
+        """The replayed examples of an epoch, by the position of the example that each is trained with.
 
         The examples that a run has drawn before an optimizer step have the numbers 0 to n - 1. Each example of the step that
         replays takes one of these numbers at random.

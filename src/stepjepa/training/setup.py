@@ -233,7 +233,7 @@ def separate_encoder(
     differing = [token for token, index in used.items() if known.get(token) != index]
     if differing:
         raise ConfigError(
-            f"{_NAME.target_encoder} {name}: has another tokenizer ({len(differing)} tokens have other ids, such as "
+            f"{_NAME.target_encoder} {name}: has a different tokenizer ({len(differing)} tokens have other ids, such as "
             f"{min(differing)!r}); give a model with the tokenizer of the trained model"
         )
     # Numbers of learned positions of both models; None, as with rotary positions, means no limit.

@@ -185,7 +185,7 @@ class JEPATrainer(CheckpointedTrainer):
         if kwargs.get("compute_metrics") is None:  # otherwise the names of the metrics are unknown
             self._check_best_metric(args, evaluation)
         warn_beyond_positions(causal_lm(trained), reader.reports, args)
-        # What training adds to the model, tried out on the device of training.
+        # What training adds to the model, tried out on the training device.
         device = args.device.type
         launched = parse_flag_from_env("ACCELERATE_USE_FSDP")
         if device == "cuda" and not (launched or args.fsdp or hasattr(trained, "hf_device_map")):
@@ -458,7 +458,7 @@ class JEPATrainer(CheckpointedTrainer):
                 metrics["lbd"] = lbd_at(args, last_step, state.max_steps)
             logs = {"loss": logs.pop("loss"), **metrics, **self._meter.speed(), **logs}
             self._meter = LossMeter(self._meter.names)
-        if any(name.startswith("eval_") for name in logs):  # adds the effort up to this evaluation
+        if any(name.startswith("eval_") for name in logs):  # adds the compute up to this evaluation
             self.store_flos()
             batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
             logs = {**logs, "examples": state.global_step * batch, "total_flos": state.total_flos}

@@ -2,7 +2,7 @@
 
 With atomic writes, a reader sees either the old file or the complete new one, even after a crash or with a full disk. Lines
 are read as bytes, so that a bad line neither stops the reading nor shifts the numbers of later lines, and up to a limit, so
-that a file without line ends cannot fill the memory. ``manifest.json`` lists the files of a folder with sizes and checksums.
+that a file without line breaks cannot fill memory. ``manifest.json`` lists the files of a folder with sizes and checksums.
 It reveals truncated, damaged and missing files, and is written last, when every listed file is on the disk: a folder with a
 manifest is complete.
 """
@@ -63,7 +63,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")
     temporary.unlink(missing_ok=True)
     temporary.touch(exist_ok=False)
-    # safetensors makes files readable for their owner only, so the mode is restored below.
+    # safetensors makes files readable only by their owner, so the mode is restored below.
     mode = temporary.stat().st_mode
     try:
         yield temporary
@@ -111,7 +111,7 @@ def remove_tree(path: Path) -> None:
 
 
 def share(folder: Path) -> None:
-    """Make the files in a folder readable for everyone who may read the folder: safetensors lets only the owner read."""
+    """Make the files in a folder readable by everyone who may read the folder: safetensors lets only the owner read."""
     readers = folder.stat().st_mode & 0o444
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
@@ -136,7 +136,7 @@ def write_json(path: str | os.PathLike[str], record: object, indent: int | None 
 def json_bytes(record: object, indent: int | None = None) -> bytes:
     """`record` as JSON in UTF-8. NaN and infinity, which JSON lacks, become null; lone surrogates become escapes."""
     text = json.dumps(_finite(record), indent=indent, ensure_ascii=False, allow_nan=False)
-    # Python's escape of a lone surrogate is also the one of JSON.
+    # Python's escape for a lone surrogate is also JSON's.
     return text.encode(errors="backslashreplace")
 
 
@@ -300,7 +300,7 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def read_lines(file: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
-    """The lines of a file from its current position, with their line ends.
+    """The lines of a file from its current position, with their line endings.
 
     A line of more than `limit` bytes is cut after ``limit + 1``; the rest is skipped before the next line.
     """

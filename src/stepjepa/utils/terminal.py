@@ -1,4 +1,5 @@
-"""Printing and progress. Every printed line passes through here, so that no text from data can control the terminal."""
+"""Printing and progress. Everything printed but the help passes through here, so that no text from data can control the
+terminal."""
 
 from __future__ import annotations
 

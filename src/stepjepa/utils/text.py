@@ -39,7 +39,7 @@ def escaped(text: str) -> str:
 
 
 def one_line(text: str, limit: int = LONGEST_LINE) -> str:
-    """`text` on one printable line with white space collapsed; the middle of more than `limit` characters is left out."""
+    """`text` on one printable line with white space collapsed; beyond `limit` characters, the middle is left out."""
     line = escaped(" ".join(text.split()))
     if len(line) <= limit:
         return line

@@ -30,7 +30,7 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics.base import OPTIONS, Judgement, Metric, Row, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
-# Most characters passed to math-verify: of an answer, or of the end of a text that it searches for formulas.
+# Maximum number of characters passed to math-verify: of an answer, or of the end of a text that it searches for formulas.
 _LONGEST = 2_000
 
 
@@ -259,11 +259,11 @@ def _boxed(answer: str) -> str:
 
 
 def _plainly_same(gold: str, answer: str) -> bool:
-    """Whether two answers are the same characters, or the same number written without letters."""
+    """Whether two answers consist of the same characters, or the same number written without letters."""
     gold_text, answer_text = plain_text(gold), plain_text(answer)
     if gold_text == answer_text:
         return gold_text != ""
-    # math-verify decides about `5m`, which may be a product, and 50%, which may be a half.
+    # `5m`, which may be a product, and 50%, which may be a half, are left to math-verify.
     characters = gold_text + answer_text
     if any(map(str.isalpha, characters)) or "%" in characters:
         return False
@@ -394,7 +394,7 @@ def _label(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def _by_text(text: str, options: Mapping[str, str]) -> str | None:
-    """The label of the only option whose text or label equals `text`; None if there are no or several such options."""
+    """The label of the only option whose text or label equals `text`; None if there is no such option, or more than one."""
     wanted, *texts = (
         " ".join(plain_text(raw).casefold().split()) for raw in (text, *options.values())
     )

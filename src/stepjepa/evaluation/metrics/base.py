@@ -127,7 +127,8 @@ class Metric(ABC):
             self._worker.close()
 
     def pair(self, generated: str, row: Row) -> tuple[str, str]:
-        """The reference and the generated text, without thinking and surrounding white space. Raises as `reference` does."""
+        """The reference and the generated text, with thinking and surrounding white space removed. Raises as `reference`
+        does."""
         return self.reference(row).strip(), answer_of(generated).strip()
 
     def __enter__(self) -> Metric:
@@ -137,7 +138,7 @@ class Metric(ABC):
         self.close()
 
     def reference(self, row: Row) -> str:
-        """The text of the first reference column that has text, without thinking; numbers are converted to text.
+        """The text of the first reference column that has text, with thinking removed; numbers are converted to text.
 
         Raises:
             DataError: no column has a text.

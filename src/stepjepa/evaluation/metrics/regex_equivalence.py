@@ -1,9 +1,9 @@
 r"""The metric `regex_equivalence`: whether two regular expressions match the same texts.
 
-States of the automata are expressions, created on demand: the derivative of an expression by a character must match the rest
-of the text (Brzozowski 1964; Owens, Reppy and Turon 2009). So `&` and `~` cost no more than `|`, only the visited part of an
-automaton is built, and the limit on the work, counted in steps, is the same on every machine. Pairs of states are visited
-breadth first, until a text distinguishes them or no pair is left.
+States of the automata are expressions, created on demand: the derivative of an expression with respect to a character is
+what must match the rest of the text (Brzozowski 1964; Owens, Reppy and Turon 2009). So `&` and `~` cost no more than `|`,
+only the visited part of an automaton is built, and the limit on the work, counted in steps, is the same on every machine.
+Pairs of states are visited breadth first, until a text distinguishes them or no pair is left.
 
 Libraries for automata lack word boundaries, which occur in a fifth of NL-RX's expressions, and do not bound their work. A
 `\b` depends on both neighbours, so an expression is evaluated at a position between characters (Moseley et al., PLDI 2023,
@@ -19,7 +19,7 @@ The alphabet is printable ASCII.
 The syntax is that of NL-RX and KB13: the part of the automaton package `dk.brics` that these data sets use. It has the usual
 operators, `&` (and), `~` (not), and `\b`. From weakest to strongest binding: `|`, `&`, concatenation, repetition, `~`; so
 `~a*` is `(~a)*`, and `\bA&B\b` is `(\bA)&(B\b)`. A repetition may follow another (`a{2,}*`). `.` is any character, `^` and
-`$` are the ends of the text. A single character, an escape and a bracket have the meaning of Python's `re`.
+`$` are the ends of the text. A single character, an escape and a bracketed set mean the same as in Python's `re`.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def set_of(token: str) -> re.Pattern[str]:
 
 
 class _Reader:
-    """A parser by recursive descent, with a method for each level of binding from `read` (weakest) to `atom`."""
+    """A recursive-descent parser, with a method for each level of precedence from `read` (weakest) to `atom`."""
 
     def __init__(self, tokens: list[str], space: Expressions):
         self.tokens, self.position = tokens, 0
@@ -355,7 +355,7 @@ class Expressions:
         if expression.kind == "place":
             return self.nothing
         if expression.kind == "join":
-            # The letter belongs to the first part, or to a later one if all parts before it match nothing here.
+            # The letter belongs to the first part, or to a later one if all parts before it match the empty text here.
             alternatives = []
             for place, part in enumerate(expression.parts):
                 rest_parts = expression.parts[place + 1 :]

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar
 
 # Starting the process includes the import of SymPy on a busy machine.
 _START_SECONDS = 120.0
-# Address space of the process in bytes, because an expression such as 9^9^9 can fill any memory.
+# Address space of the process in bytes, because an expression such as 9^9^9 can fill any amount of memory.
 _MEMORY = 4 * 2**30
 Result = TypeVar("Result")
 
