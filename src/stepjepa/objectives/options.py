@@ -88,8 +88,8 @@ class PredictorOptions(Topic):
         None,
         "Read a view at this offset from its end, as the published code does: -1 is its last token (for a turn, "
         "the end-of-turn token; for a step, the last token of its separator). A source with predictor tokens is read at the "
-        "last of them, whatever the offset (except with views standalone). Default: a view's last token (for a turn, the last "
-        "token of its content).",
+        "last of them, whatever the offset (except with views standalone). Default: a view's last token (for a turn, the "
+        "last token of its content).",
         VIEWS,
         secret=False,
         at_most=-1,
