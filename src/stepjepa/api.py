@@ -78,7 +78,7 @@ def __getattr__(name: str) -> Any:
     return getattr(import_module(_MODULES[name]), name)
 
 
-# The functions below import in their bodies: options first where they load without torch, then the code that loads torch.
+# The functions below import in their bodies: the options if they load without torch, then the code that loads torch.
 
 
 def train(**options: Unpack[TrainKeywords]) -> TrainResult:

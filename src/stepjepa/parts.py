@@ -67,7 +67,7 @@ __all__ = [
 ]
 
 _NAME = Names(LoopOptions)
-# Options that only the Trainer reads: its own, and those on its output and on the order of examples. The Encoder refuses
+# Options that only the Trainer reads: its own, and those for its output and for the order of examples. The Encoder refuses
 # them, because ignoring them silently would mislead.
 ONLY_TRAINERS = {
     _NAME.loss_scale,
@@ -257,7 +257,7 @@ def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor
 def loss(
     output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """``gamma * LM + lbd * JEPA`` of one micro-batch, scaled for the optimizer step: () with its graph.
+    """``gamma * LM + lbd * JEPA`` of one micro-batch, scaled for the optimizer step: a tensor () with its autograd graph.
 
     DDP and FSDP average gradients over the processes: if `counts` are sums over the processes, multiply the loss by the
     number of processes.

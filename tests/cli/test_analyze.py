@@ -147,7 +147,7 @@ def test_nothing_is_lost(analyze, file, runs, tmp_path):
     analyze(*words)
     (tmp_path / "o" / "own.txt").write_text("mine")
     before = {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()}
-    assert "already exists; give another folder, or replace it with --overwrite_output_dir" in analyze(*words, status=2)
+    assert "already exists; give another folder, or set --overwrite_output_dir to" in analyze(*words, status=2)
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "config.json").write_text((runs / "b" / "config.json").read_text())

@@ -93,7 +93,7 @@ TRAIN = [
     ("good.jsonl --model_name t5", "--model_name t5: is an encoder-decoder model; give a causal language model"),
     ("good.jsonl --model_name two_gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of"),
     ("good.jsonl --model_name runs/stpe", "--model_name runs/stpe: no such folder; did you mean runs/step?"),
-    ("good.jsonl --allow_code_execution", "--allow_code_execution: running what a model writes"),
+    ("good.jsonl --allow_code_execution", "--allow_code_execution: running code that a model writes"),
     ("good.jsonl --data_cache cache", "in N processes with --dataset_num_proc N"),
 ]
 # On rows.jsonl.

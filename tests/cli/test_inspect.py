@@ -62,7 +62,7 @@ DRAWN = [
     ("--target_encoder ema", "target_encoder ema encodes them in a separate pass"),
     ("--objective semantic_tube --tube_times 2", "2 pairs, sampled for epoch 0 with seed 42"),
     ("--objective next_latent", "pair 1 state: ", "next state: "),
-    ("--step_jepa --jepa_ratio 0.000001", "leaves this row out"),
+    ("--step_jepa --jepa_ratio 0.000001", "this row is trained on without its pairs"),
     ("--step_pairs all", "--step_pairs has no effect with objective llm_jepa"),
 ]
 

@@ -134,7 +134,7 @@ def test_an_older_resolved_yaml_still_repeats_its_run(tmp_path):
     assert parser.values(["--config", str(file)]) == {"lbd": 0.5}
     file.write_text("allow_code_execution: true\n")
     with pytest.raises(
-        ConfigError, match="resolved.yaml:1: allow_code_execution: running what a model writes was removed"
+        ConfigError, match="resolved.yaml:1: allow_code_execution: running code that a model writes is no longer"
     ):
         parser.values(["--config", str(file)])
 

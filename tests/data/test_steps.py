@@ -178,7 +178,7 @@ def test_regex(pattern, steps):
         ("separator", "", "step_separator is empty"),
         ("regex", "", "needs a pattern"),
         ("regex", "(a", "broken"),
-        ("regex", "x*", "matches an empty text"),
+        ("regex", "x*", "matches the empty string"),
     ],
 )
 def test_splitters_that_are_refused(name, separator, message):

@@ -108,8 +108,8 @@ def test_system_messages():
     [
         ("as_trained", False, {"Solve.": 9}, ("Solve.", False, "'Solve.', as in training")),
         ("as_trained", False, {None: 9}, (None, False, "none, as in training")),
-        ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "with different ones")),
-        ("as_trained", False, {"S": 5, "others": 100}, ("S", True, "with different ones")),
+        ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "used several")),
+        ("as_trained", False, {"S": 5, "others": 100}, ("S", True, "used several")),
         ("as_trained", False, {}, (None, True, "run has no record of its training")),
         ("as_trained", True, {"Solve.": 9}, (None, True, "--use_test_prompts")),
         ("Other", False, {"Solve.": 9}, ("Other", False, "'Other' (--system_prompt)")),

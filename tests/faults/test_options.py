@@ -103,7 +103,7 @@ def test_what_is_set_for_a_study_is_read_by_its_runs_or_refused(study):
     assert study("blocks.small.seeds=[4]", text=STUDY + BLOCKS).blocks[0].seeds == (4,)
     assert study("base.lbd=1", text=STUDY + BLOCKS).blocks[1].base["lbd"] == 1  # no block says anything of it
     for override, text, options, said in [
-        ("mini.seeds=[4]", STUDY, {}, "--set mini.seeds=.*: the section mini is read with --mini only"),
+        ("mini.seeds=[4]", STUDY, {}, "--set mini.seeds=.*: the mini section is read only with --mini"),
         ("seeds=[4]", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.seeds="),
         ("base.max_steps=9", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.base.max_steps="),
     ]:

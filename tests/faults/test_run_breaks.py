@@ -193,4 +193,4 @@ def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, er
     monkeypatch.setattr(StudyRun, "carry_out", lambda *args, **kwargs: fail(None))
     assert main(command.split()) == 1
     line = one_line(capsys.readouterr().err, command.split()[0])
-    assert said in line and "start the same command again" in line
+    assert said in line and "run the same command again" in line

@@ -241,10 +241,10 @@ def test_a_rate_limit_refuses_no_question_while_others_are_answered(server, data
         ((404, {}, {"error": {"message": "no model big"}}), ["404", "no model big", "--model_name"]),
         ((402, {}, b"Insufficient\x1b[2J\nBalance"), ["402", r"Insufficient\x1b[2J Balance"]),
         ((429, {}, {"error": {"message": "pay", "code": "insufficient_quota"}}), ["429", "pay"]),
-        ((429, {"Retry-After": "86400"}, {}), ["429", "wait 86400 s"]),
+        ((429, {"Retry-After": "86400"}, {}), ["429", "wait of 86400 s"]),
         ((308, {"Location": "http://127.0.0.1:9/"}, {}), ["308", "http://127.0.0.1:9/", "--base_url"]),
         ((500, {}, {"detail": "broken"}), ["500", "broken", "tried 3 times"]),
-        ((200, {}, b"hello"), ["no chat completion", "tried 3 times"]),
+        ((200, {}, b"hello"), ["did not return a chat completion", "tried 3 times"]),
         ((400, {}, {"error": {"message": "unknown field"}}), ["refuses every request", "400", "unknown field"]),
     ],
 )

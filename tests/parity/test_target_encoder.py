@@ -128,7 +128,7 @@ def test_what_is_written_and_read_again(tmp_path, tokenizer, capsys):
     assert main(words.split()) == 0
     assert "so a linear head maps to them" in capsys.readouterr().err
     record = (tmp_path / "run" / "run.json").read_text()
-    assert "target by" in record and "weights of the target encoder" in record
+    assert "target from" in record and "weights of the target encoder" in record
     assert main(f"analyze --models {tmp_path / 'run'} --file {rows} --output_dir {tmp_path / 'a'}".split()) == 0
     capsys.readouterr()
     # Another model in that folder is another run.
@@ -143,7 +143,7 @@ def test_what_cannot_encode_targets_is_refused(tmp_path, tokenizer):
     other = saved_model(tmp_path / "other", byte_bpe_tokenizer())
     short = saved_model(tmp_path / "short", tokenizer, "gpt2", n_positions=32)
     for encoder, words in {
-        other: "has another tokenizer",
+        other: "has a different tokenizer",
         short: "has 32 learned positions, fewer than the trained model",
         "./nowhere": "target_encoder: .*nowhere",
         "emma": "target_encoder is 'emma'; known: self, ema, frozen, or the folder of a model",

@@ -65,7 +65,7 @@ def test_a_run_of_a_chosen_cell_with_other_settings_is_refused(carry_out, player
 
 @pytest.mark.parametrize("seeds", ["tune_seeds=[1]", "tune_seeds=[-1]", "tune_seeds=[11, 11]"])
 def test_seeds_of_the_choice_are_others(make_study, seeds):
-    with pytest.raises(ConfigError, match="seeds: expected distinct whole numbers .*, and others for tune_seeds"):
+    with pytest.raises(ConfigError, match="seeds: expected distinct whole numbers.*, and others for tune_seeds"):
         make_study(seeds)
 
 

@@ -124,7 +124,8 @@ def test_records_of_another_study_are_refused(carry_out, player, tmp_path):
     lines[0]["code"]["torch"] = "1.0"
     write(kept, lines)
     outcome = carry_out("seeds=[1]", kept=str(kept), folder="other")
-    assert outcome.said[0] == f"note   {kept}: 1 of its runs are from other code or versions" and len(player.calls) == 4
+    different = "1 of its runs were made with different code or package versions"
+    assert outcome.said[0] == f"note   {kept}: {different}" and len(player.calls) == 4
     kept.write_text('{"arm": "regular"}\n')
     with pytest.raises(DataError, match=r"kept.jsonl:1: not a record of a run"):
         carry_out(kept=str(kept), folder="third")

@@ -20,7 +20,7 @@ from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptio
 
 # Cosines of float32 states are accurate to about this value, so cosines that differ by less are tied.
 TIE = 1e-7
-# A map is fitted to at least this many rows.
+# Fewest rows for a linear map, held-out rows included.
 MIN_ROWS = 10
 # For the linear map: the share of held-out rows, and the size, relative to the largest singular value, below which singular
 # values are treated as zero.
@@ -34,7 +34,7 @@ _NAME = Names(LossOptions, PairOptions, PredictorOptions)
 ADVICE = (
     f"What to do: keep the targets apart with --{_NAME.regularizer} vicreg, --{_NAME.jepa_loss} infonce, or no gradient "
     f"into the targets (--{_NAME.target_grad} false, --{_NAME.target_encoder} ema); or lower --{_NAME.lbd}. Then compare "
-    f"with --{_NAME.control} shuffled: a good geometry by itself is not a better model."
+    f"with --{_NAME.control} shuffled: good geometry by itself does not make a better model."
 )
 
 
@@ -288,7 +288,7 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
         if cosine >= CONE_COSINE:
             text = (
                 f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
-                f"(from {CONE_COSINE}; plain models .76 to .96)"
+                f"(a sign from {CONE_COSINE}; plain models .76 to .96)"
             )
             signs.append(CollapseSign("cone", name, text))
     return signs

@@ -18,7 +18,9 @@ from stepjepa.analysis.numbers import GeometryComparison
 from stepjepa.analysis.states import FINAL, States
 from stepjepa.errors import library
 from stepjepa.inspect.figure import COLOURS, WIDTH, series_style
-from stepjepa.inspect.figure import save_figure as save_figure  # of every figure
+from stepjepa.inspect.figure import (
+    save_figure as save_figure,
+)  # re-exported: it saves every figure of an analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

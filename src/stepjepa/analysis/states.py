@@ -341,7 +341,7 @@ def save_states(states: States, path: Path) -> None:
     # A single entry, because safetensors writes several entries in any order.
     about = {"model": states.model, "file": states.file}
     header = {"version": VERSION, **about, "layers": list(states.layers)}
-    # Written directly to disk, because a copy of several gigabytes in memory is not needed.
+    # Written directly to disk, which avoids a copy of several gigabytes in memory.
     with replacing(path) as temporary:
         save_file(tensors, temporary, {KEY: json.dumps(header, ensure_ascii=False)})
 

@@ -249,7 +249,7 @@ def doctor() -> None:
 
 
 @_command(
-    "write one HTML page on runs or a study: settings, curves, accuracy, answers, figures, cost",
+    "write one HTML page on runs or a study: accuracy, curves, answers, settings, cost",
     "report.run:ReportOptions",
     positional=lambda option: (option.folders,),
 )
@@ -284,16 +284,17 @@ _SYSTEM_TROUBLES = {
 
 
 def command() -> int:
-    """Run `main` as the whole process, with the garbage collector tuned for torch's and transformers' million objects."""
+    """Run `main` as the whole process, with the garbage collector tuned for the million objects that torch and transformers
+    create."""
     # With Python's default threshold of 700, garbage collections take a quarter of the import time of these libraries.
     gc.set_threshold(100_000)
-    # Without this, the collection at the exit would take a second to visit all modules.
+    # Without this, the collection at exit would take a second to visit all modules.
     atexit.register(gc.freeze)
     return main()
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command and return the exit status: 0 for success, 1 for a failed run or a problem of the system, 2 for a user
+    """Run a command and return the exit status: 0 for success, 1 for a failed run or a system problem, 2 for a user
     mistake, 130 after an interruption, 141 if the reader of standard output has closed it."""
     argv = list(sys.argv[1:] if argv is None else argv)
     status = 0
@@ -311,7 +312,7 @@ def main(argv: list[str] | None = None) -> int:
             raise
         kind = RunError if error.errno in _SYSTEM_TROUBLES else StepJepaError
         return tell(kind(_reason(error)), _name(argv))
-    # Flush standard output while its errors can still be handled; Python's flush at the exit would print a traceback.
+    # Flush standard output while its errors can still be handled; Python's flush at exit would print a traceback.
     trouble = stdout_trouble()
     return status if status or trouble is None else _cannot_print(trouble, argv)
 

@@ -394,7 +394,7 @@ class StrictParser:
         return word.lower() in _SWITCH_WORDS
 
     def _meant(self, spelling: str) -> tuple[Alias, Option | None]:
-        """What a flag stands for, and the option if that is the name of one."""
+        """What a flag stands for, and the option itself if it stands for an option's name."""
         target = self.aliases.get(_plain(spelling), _plain(spelling))
         return target, self.options.get(target) if isinstance(target, str) else None
 

@@ -289,7 +289,9 @@ LEFT: dict[str, Answer] = {
         calculator_marks="drop",
     ),
     **_answers(
-        "valid_ratio", "was removed: a final '#### 72' is written as a box", final_answer="boxed"
+        "valid_ratio",
+        "was removed: a final '#### 72' is always written in \\boxed",
+        final_answer="boxed",
     ),
     **_answers(
         "valid_ratio",
@@ -323,7 +325,7 @@ LEFT: dict[str, Answer] = {
     ),
     **_answers("", "was removed: every question is asked once", samples_per_question="1"),
     "timeout": Answer(
-        "attempts", "was removed: a request is given up after ten minutes and sent again"
+        "attempts", "was removed: a request times out after ten minutes and is sent again"
     ),
     "max_retries": Answer(
         "attempts",

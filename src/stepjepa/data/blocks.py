@@ -349,7 +349,7 @@ class Text:
 
     @cached_property
     def _reach(self) -> tuple[list[int], list[int]]:
-        """The starts of the blocks, and the largest end up to each block, since blocks may overlap."""
+        """The starts of the blocks, and, for each block, the largest end so far, since blocks may overlap."""
         return [start for start, _ in self.blocks], list(
             accumulate((end for _, end in self.blocks), max)
         )

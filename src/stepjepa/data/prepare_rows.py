@@ -97,7 +97,7 @@ class RawExample(NamedTuple):
 
 
 def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFormat:
-    """Recognise the format of a file by its first rows; if the options name the format, only its columns are added.
+    """Recognise the format of a file by its first rows; if the options name the format, only its columns are looked up.
 
     Args:
         rows: objects with columns, or any other JSON.

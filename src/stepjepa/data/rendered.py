@@ -32,8 +32,8 @@ class MessageSpan(NamedTuple):
     """The content of a message in the rendered text: characters [start, end).
 
     Attributes:
-        close: the end of the calls and of the turn, for a message with tool calls; None for any other. If the template
-            writes no content of such a message, `start` is where the model begins to write.
+        close: the end of the calls and of the turn, for a message with tool calls; None for any other. If the template does
+            not write the content of such a message, `start` is where the model begins to write.
     """
 
     role: str
@@ -55,7 +55,7 @@ class Opening(NamedTuple):
         extra: the rest of the generation prompt after the common text; empty if the chat has that text, too.
         quoted: the last characters of the common text.
         apart: whether the two differ before the end of the last message. If so, `written` and `extra` come only from the
-            text after that message, and are empty if the prompt's is unknown.
+            text after that message, and are empty if the prompt's text after it is unknown.
     """
 
     written: str = ""

@@ -282,7 +282,7 @@ class PromptCounts(Counts):
             )
             # Only earlier turns differ: templates often drop their thinking.
             if not any(ending.strip() for ending in self.endings):
-                switch = f"--{_NAME.train_on} last trains only the last answers"
+                switch = f"--{_NAME.train_on} last trains only on the last answers"
             advice = (
                 f"evaluate and generate prompt for a last answer as in training (--{_NAME.prompt_from} training), but other "
                 f"programs do not: {self.switches['opened'] or switch}"

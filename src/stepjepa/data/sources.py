@@ -58,7 +58,7 @@ def texts_of(sources: Sequence[Any], columns: PairColumns | None = None) -> Iter
     rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
     for _, row in chain.from_iterable(islice(source, each) for source in rows):
         if columns is None and is_stream(row) and isinstance(row.get("text"), str):
-            # A lone surrogate would stop the tokenizer. Encoding later counts such a row as unusable.
+            # A lone surrogate would stop the tokenizer. The encoder counts such a row as unusable later.
             if lone_surrogate(row["text"]) is None:
                 yield row["text"]
             continue

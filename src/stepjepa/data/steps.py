@@ -95,7 +95,7 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
 
     The two-character escapes ``\n``, ``\r`` and ``\t`` in `separator` (as a shell passes them) stand for the control
     characters. For ``regex``, it is the pattern, which is required and used unchanged. Splitters of the same name that do
-    not use it compare equal, whatever it is.
+    not use `separator` compare equal, whatever its value.
 
     Raises:
         ConfigError: as `StepSplitter`.
@@ -221,8 +221,8 @@ def sentences(text: Text) -> list[CharSpan]:
 
 
 def choose_splitter(answers: Iterable[str], separator: str = _BLANK_LINE) -> str:
-    """Choose the splitter for a data set: the one of `SPLITTERS` that serves most answers, ``separator`` in a tie; ``auto``,
-    which decides for every answer separately, if no splitter serves two thirds of the answers with steps.
+    """Choose the splitter for a data set: the one of `SPLITTERS` that serves the most answers, in a tie the first of them;
+    ``auto``, which decides for every answer separately, if no splitter serves two thirds of the answers with steps.
 
     A splitter serves the answers of its style (`style_and_spans`); ``separator`` also serves numbered answers that have
     several paragraphs.

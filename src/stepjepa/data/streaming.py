@@ -56,8 +56,8 @@ class StreamStart(NamedTuple):
 
 
 class Streamed(NamedTuple):
-    """An example of a stream: the number of its data set, the passes over it before, and the number of its row times 2^16
-    plus its index among the examples of the row."""
+    """An example of a stream: the number of its data set, the number of earlier passes over it, and the number of its row
+    times 2^16 plus its index among the examples of the row."""
 
     example: Example
     source: int

@@ -340,8 +340,8 @@ class A5(Task):
 
     def row(self, rng: random.Random) -> Row:
         """Generate a word and the orders after its symbols."""
-        # The length is fixed, but drawing it advances the generator: without that, the rows of earlier versions would
-        # change.
+        # The length is fixed, but drawing it advances the generator: without that, the rows would differ from earlier
+        # versions'.
         length = rng.randint(self.length, self.length)
         word = rng.choices(even_permutations()[: self.symbols], k=length)
         _, *orders = accumulate(word, _permuted, initial=_LETTERS)
@@ -400,7 +400,7 @@ def make_task(name: str, **options: Any) -> Task:
 
 
 def generate_rows(n: int, seed: int = 0, task: Task | None = None, start: int = 0) -> list[Row]:
-    """Generate rows ``start .. start + n - 1`` of a seed, see `Task.chat`. Row i does not depend on n and start.
+    """Generate rows ``start .. start + n - 1`` of a seed, see `Task.chat`. Row i depends on neither n nor start.
 
     Args:
         seed: any integer; it determines an endless sequence of rows.

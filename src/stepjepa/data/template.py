@@ -106,7 +106,7 @@ def template_of(
     """Return the text of the tokenizer's chat template; of several templates, the one for tools if there are any tools.
 
     Raises:
-        ConfigError: the tokenizer has or uses no template.
+        ConfigError: the tokenizer has no template, or does not use one.
     """
     name = getattr(tokenizer, "name_or_path", "") or "this model"
     try:
@@ -140,7 +140,7 @@ class ChatRenderer:
         given: `template_kwargs`; `kwargs`: all arguments of the template.
 
     Raises:
-        ConfigError: the tokenizer has or uses no chat template, or `template_kwargs` names a parameter of
+        ConfigError: the tokenizer has no chat template or does not use one, or `template_kwargs` names a parameter of
             `apply_chat_template` itself.
     """
 

@@ -127,7 +127,8 @@ def last_characters(offsets: Sequence[tuple[int, int]], text_length: int) -> np.
     """Return the index of the last character of each token, (T,) int64.
 
     A token with empty offsets has either lost its character (GPT-NeoX trims white space off its offsets, which leaves a gap
-    before the token) or never had one (an added leading space). In the second case, it gets the character after it.
+    before the token) or never had one (an added leading space). In the second case, the token gets the character that
+    follows it.
     """
     # `fromiter` takes half of the time that `np.array` takes for the list.
     numbers = np.fromiter(chain.from_iterable(offsets), dtype=np.int64, count=2 * len(offsets))

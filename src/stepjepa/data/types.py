@@ -92,7 +92,8 @@ class Segment(NamedTuple):
 
 
 class Term(NamedTuple):
-    """``coefficient`` times each state of `tokens` consecutive tokens from `token` on."""
+    """The states of `tokens` consecutive tokens of a segment, the first of them `token`, each multiplied by
+    ``coefficient``."""
 
     segment: int
     token: int
@@ -174,7 +175,7 @@ class Example(NamedTuple):
         return Example(self.trunk, self.labels)
 
     def without_labels(self) -> Example:
-        """Return only the pairs, on the part of the trunk that their states see."""
+        """Return the example without labels, its trunk cut after the last token that the states of its pairs see."""
         # Later tokens change none of these states, and would cost time.
         seen = max(self.sees(read) for pair in self.pairs for read in pair[:2])
         return self._replace(trunk=self.trunk[: max(seen, 0) + 1], labels=())

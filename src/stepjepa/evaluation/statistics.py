@@ -140,8 +140,8 @@ def accuracy_difference(both: int, only_a: int, only_b: int, neither: int) -> In
 
 
 def mcnemar_p(only_a: int, only_b: int) -> float:
-    """Two-sided p-value of McNemar's exact test of the hypothesis that a question which only one model answered right is
-    a's or b's with equal probability; 1 if there are no such questions."""
+    """Two-sided p-value of McNemar's exact test of the hypothesis that, if only one model answered a question right, a and b
+    are equally likely to be that model; 1 if there are no such questions."""
     from scipy import stats
 
     return float(stats.binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
@@ -170,8 +170,8 @@ class PairedDifference:
 
     Attributes:
         mean, sd, low, high: of the differences, with a t interval; all but the mean need two pairs.
-        t_p: p-value of the paired t test. 1 if all differences are zero; None below two pairs, or if all differences equal
-            another number, because there is no spread to compare the mean with.
+        t_p: p-value of the paired t test. 1 if all differences are zero; None below two pairs, or if all differences are the
+            same nonzero number, because there is no spread to compare the mean with.
         wilcoxon_p: p-value of the signed-rank test without zeros, exact up to 50 pairs without ties and 13 with ties. 1 if
             all differences are zero; None below two pairs. With fewer than six pairs it cannot be below 0.05.
         effect_size: Cohen's d_z, mean / sd; 0 if all differences are zero; otherwise None where `t_p` is None.

@@ -138,7 +138,7 @@ def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> 
     lowest = torch.finfo(dtype).min
     mask = torch.full((count, 1, length, length), lowest, dtype=dtype, device=rows.input_ids.device)
     parts = [slice(None)]
-    # The compiler fuses the fill, and a loop would specialise it to one length.
+    # The compiler fuses the fill; with a loop, the compiled code would be specialised to one length.
     if not torch.compiler.is_compiling():
         step = max(BLOCK_SIZE, -(-length // _PARTS))
         parts = [slice(start, start + step) for start in range(0, length, step)]

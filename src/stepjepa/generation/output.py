@@ -124,7 +124,7 @@ class Generator(Protocol):
 
 
 def seed_of(seed: int, *parts: int) -> int:
-    """A seed below 2**31 for (seed, row, attempt) or other numbers; different numbers give different seeds."""
+    """A seed below 2**31 for (seed, row, attempt) or other numbers; different numbers almost always give different seeds."""
     # A hash, because sums such as seed + row would give one row's seed to another row of the next run.
     text = ":".join(map(str, (seed, *parts)))
     hashed = hashlib.sha256(text.encode()).digest()
@@ -280,7 +280,7 @@ class Output:
         self.started = header == _compared(self.identity)
         if overwrite:
             return
-        # Complete work, unfinished work, or no work of this command: the first two must be the same work.
+        # The files hold complete work, unfinished work, or neither; existing work must have the identity of this command.
         if known is not None:
             refuse_other(paths.record, known, self.identity)
             self.complete = record

@@ -114,7 +114,7 @@ def _problem(number: int, row: Any, options: GenerateOptions) -> Problem:
         raise RowError("no_question", "the question is empty")
     final = text_of(column_value(row, "ground_truth")).strip() or ground_truth(answer)
     if not final:
-        why = "no column ground_truth, no #### and no \\boxed{} in the answer, which is too long for a bare one"
+        why = "no column ground_truth, no #### and no \\boxed{} in the answer, and the answer is not a single short line"
         raise RowError("no_ground_truth", f"no final answer: {why}")
     return Problem(number, question, answer, final)
 

@@ -186,7 +186,7 @@ def check(
 
     Raises:
         ConfigError: an option, the tokenizer or the template cannot be used.
-        DataError: the data cannot be read, no row can be used, or with ``strict_data`` the first unusable row.
+        DataError: the data cannot be read, no row can be used, or, with ``strict_data``, a row cannot be used.
 
     Examples:
         >>> print(check("train.jsonl", "mini", objective="step_jepa"))
@@ -257,7 +257,7 @@ def read_tokens(
         processes: the number of processes that count and tokenise rows.
 
     Raises:
-        DataError: no row can be trained on, or with ``strict_data`` the first row that would be skipped or cut.
+        DataError: no row can be trained on, or, with ``strict_data``, a row would be skipped or cut.
         ConfigError: the tokenizer or the template cannot be used.
     """
     encoder = encoder_for(reader.rows, tokenizer, method)

@@ -79,7 +79,7 @@ def save_figure(figure: Figure, path: str | os.PathLike[str], dpi: int = 200) ->
     Raises:
         ConfigError: the file cannot be written; an earlier one is unchanged.
     """
-    # Drawn in memory first, so that a failure leaves no half file.
+    # Drawn in memory first, so that a failure leaves no partial file.
     memory = io.BytesIO()
     # By default matplotlib writes its version into the file.
     figure.savefig(memory, format="png", dpi=dpi, metadata={"Software": None})

@@ -283,7 +283,7 @@ class _Counter:
         return Chunk(texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
 
     def _count_chat(self, texts: TextStatistics, place: str, chat: CheckedChat | RowError) -> str:
-        """Count a chat and return its question; a RowError, as the chat or as its steps, is raised."""
+        """Count a chat and return its question; if the chat or its steps are a RowError, raise it."""
         if isinstance(chat, RowError):
             raise chat
         if isinstance(chat.steps, RowError):
@@ -325,7 +325,7 @@ def _longest_chat(encoder: RowEncoder, rows: Sequence[PlacedRow], encoded: Encod
     if encoder.streams:
         return 0
     lengths = encoded.store.lengths
-    # Chats that may have been cut are tokenised again, without a limit: the example is full, or missing.
+    # A full or a missing example may come from a chat that was cut; then the rows are tokenised again, without a limit.
     if 0 in encoded.counts or lengths.max() >= encoder.options.max_length:
         uncut = replace(encoder.options, max_length=_UNLIMITED, objective=None, strict_data=False)
         lengths = replace(encoder, options=uncut)(rows).store.lengths
@@ -367,7 +367,7 @@ class TextReader:
         """Count the rows and yield the counts of each chunk, with its examples if there is an encoder.
 
         Raises:
-            DataError: the source is broken or has no usable row, or with ``strict_data`` the first unusable row.
+            DataError: the source is broken or has no usable row, or, with ``strict_data``, a row is unusable.
         """
         rows, texts = self.rows, self.texts
         placed = ((number, (rows.place(number), row)) for number, row in rows)

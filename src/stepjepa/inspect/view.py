@@ -312,7 +312,7 @@ def _notes(
     if not objective.makes_pairs:
         yield f"no pair: the objective {method.objective} makes no pairs"
     elif pairs and not keeps_pairs(seed, 0, index, method.jepa_ratio):
-        yield f"no pair in {epoch}: {_NAME.jepa_ratio} {method.jepa_ratio:g} leaves this row out"
+        yield f"no pair in {epoch}: with {_NAME.jepa_ratio} {method.jepa_ratio:g}, this row is trained on without its pairs"
     elif pairs and not sampled.pairs:
         yield f"no pair: the contents are too short for {summary(method)}; the row is used for plain language modelling only"
     elif pairs and objective.sampled:

@@ -125,7 +125,7 @@ def chunked_sum(
         hidden_ND, others: (N, ...) each.
 
     Returns:
-        The shape that `chunk_loss` returns; if N = 0, the loss of no positions, still connected to the states.
+        () or (3,), the shape that `chunk_loss` returns; if N = 0, the loss of no positions, still connected to the states.
     """
     if hidden_ND.shape[0] <= rows:
         return chunk_loss(hidden_ND, *others)

@@ -207,8 +207,8 @@ def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
     )
     if cosine >= CONE_COSINE:
         texts.append(
-            f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, from target_std "
-            f"{last['target_std']:.3f} (from {CONE_COSINE}; plain models .76 to .96)"
+            f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, "
+            f"computed from target_std {last['target_std']:.3f} (a sign from {CONE_COSINE}; plain models .76 to .96)"
         )
     return texts, low
 

@@ -76,8 +76,8 @@ def export_model(
 ) -> list[str]:
     """Write the trained model so that ``AutoModelForCausalLM.from_pretrained(output_dir)`` loads it; returns the file names.
 
-    The model in memory is not changed. The exported model has no predictor rows and no predictor head; `PREDICTORS_FILE` has
-    them.
+    The model in memory is not changed. The exported model has no predictor head, and predictor rows only if they are kept in
+    its vocabulary (see `keep_predictors`); `PREDICTORS_FILE` has both.
 
     Args:
         merge_lora: merge the adapter into the weights; otherwise write an adapter folder.
@@ -435,7 +435,7 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
         raise ConfigError(f"{target}: is the checkpoint itself; give another output folder")
     if (target / "metrics.json").is_file() or any(target.glob("checkpoint-*")):
         raise ConfigError(
-            f"{target}: is the folder of a run, with whose records the export would be mixed; give another output folder"
+            f"{target}: is the folder of a run, and the export would be mixed with its records; give another output folder"
         )
     if target.is_dir() and any(target.iterdir()) and not overwrite:
         raise ConfigError(

@@ -221,8 +221,8 @@ class PredictorHead(nn.Module):
     ) -> torch.Tensor:
         """Map states (P, D) to predictions (P, D) in float32, where the latter D is the width of the targets.
 
-        Every network processes every state, which is a small part of a step. So nothing waits for the device to select a
-        group, and each network has a gradient in every batch, as DDP expects.
+        Every network processes every state, at a small part of the cost of a step. So nothing waits for the device to select
+        a group, and each network has a gradient in every batch, as DDP expects.
 
         Args:
             groups_P: (P,) int64, the index of each state's group; None for the first group.
@@ -532,8 +532,8 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
             extras.load_state_dict(saved)
         except RuntimeError:
             raise ConfigError(
-                f"{path}: holds other predictors than this run's (up to version 0.2, all horizons shared theirs); "
-                "start the run over"
+                f"{path}: holds other predictors than this run's (up to version 0.2, all horizons shared one set of "
+                "predictors); start the run over"
             ) from None
     if isinstance(encoder, TargetEncoder):
         encoder.begin()

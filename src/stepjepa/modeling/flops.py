@@ -138,7 +138,8 @@ class ModelCost:
         autocast: bool = False,
         objective: Objective | None = None,
     ) -> ModelCost:
-        """Measure the cost of a model in its current state, which is restored; V of its LM softmax is `vocabulary`."""
+        """Measure the cost of a model in its current state, which is restored; `vocabulary` is the size of its LM
+        softmax."""
         inner = causal_lm(model)
         head, predictor = output_head(inner, vocabulary), trained_extras(inner).head
         embedding = embedding_rows(inner)

@@ -76,8 +76,8 @@ def attach_forest_forward(
 
     With a step, the parts of the objective's loss are computed along with the LM loss; without a step, the states are
     returned as they are read. `predict_ids` and `token_sums` request the fields `predicted_ids` and `token_sums`. The
-    model's `forward` is replaced; V of its softmax is `vocabulary`. In training mode, the embeddings of the chats get the
-    noise of `noisy_chats` with the alpha `noise`.
+    model's `forward` is replaced; `vocabulary` is V, the size of its softmax. In training mode, the embeddings of the chats
+    get the noise of `noisy_chats` with the alpha `noise`.
     """
     inner: Any = causal_lm(model)
     original = own_forward(inner)
@@ -237,7 +237,8 @@ def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
 def layer_states(
     model: PreTrainedModel, rows: Rows, layers: Iterable[int | None]
 ) -> dict[int | None, torch.Tensor]:
-    """The states (R * T, D) of one call of the backbone, by layer; None, after the final norm, is always included."""
+    """The states (R * T, D) of one call of the backbone, by layer; the key None (after the final norm) is always
+    included."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
         mask = attention_masks(model, rows)

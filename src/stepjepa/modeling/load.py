@@ -455,7 +455,8 @@ def gguf_file(name: str) -> Path | None:
 
 
 def model_source(name: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for the weights and the configuration of a model; raises ConfigError as `gguf_file`."""
+    """Arguments of `from_pretrained` for the weights and the configuration of a model; raises ConfigError as `gguf_file`
+    does."""
     file = gguf_file(name)
     if file is None:
         return {"pretrained_model_name_or_path": name}

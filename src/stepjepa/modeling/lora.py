@@ -97,7 +97,8 @@ def warn_of_untrained(
     tokenizer: PreTrainedTokenizerBase,
     template_kwargs: Mapping[str, Any] | None,
 ) -> None:
-    """Warn if neither the base model's training nor the adapter trains the row of the token that ends an answer."""
+    """Warn if the row of the token that ends an answer was not trained in the base model and is not trained by the
+    adapter."""
     # The message lists the template's other untrained tokens too, for `--train_tokens`.
     inner = causal_lm(model)
     renderer = usable_renderer(tokenizer, template_kwargs)
@@ -109,8 +110,8 @@ def warn_of_untrained(
         return
     names = tokenizer.convert_ids_to_tokens(untrained)
     logger.warning(
-        "the base model has never trained the embedding of %s, and LoRA does not change it, so the model can hardly learn "
-        "to end an answer; give %s %s (in Python LoraConfig(trainable_token_indices=%s))",
+        "the embedding of %s was never trained in the base model, and LoRA does not change it, so the model can hardly "
+        "learn to end an answer; give %s %s (in Python LoraConfig(trainable_token_indices=%s))",
         escaped(str(tokenizer.convert_ids_to_tokens(end))),
         _TOKENS,
         escaped(shlex.join(names)),

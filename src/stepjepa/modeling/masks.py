@@ -193,7 +193,8 @@ def _flex_settings(device: str) -> Iterator[None]:
 
 
 def use_attention(model: PreTrainedModel, implementation: str) -> None:
-    """Set the attention of a model's layers: one of transformers, or of `OWN`, which is `sdpa` in calls without its mask."""
+    """Set the attention of a model's layers: one from transformers, or one of `OWN`, which acts as `sdpa` in calls without
+    its mask."""
     if implementation in OWN:
         AttentionInterface.register(implementation, attention_forward)
         AttentionMaskInterface.register(implementation, sdpa_mask)

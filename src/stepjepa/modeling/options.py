@@ -102,7 +102,7 @@ class ExportOptions:
 
     checkpoint: str | None = option(
         None,
-        "A run's checkpoint, or the folder of an adapter; --checkpoint itself is usually omitted.",
+        "A run's checkpoint, or the folder of an adapter; usually written without --checkpoint.",
         "input",
     )
     base_model: str | None = option(
@@ -112,7 +112,7 @@ class ExportOptions:
     )
     trust_remote_code: bool = option(False, "Run model code that comes with the weights.", "input")
     output_dir: str | None = option(
-        None, "The folder to write; --output_dir itself is usually omitted.", "output"
+        None, "The folder to write; usually written without --output_dir.", "output"
     )
     merge_lora: bool | None = option(
         None,

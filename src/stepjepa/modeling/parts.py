@@ -3,8 +3,8 @@ which tests leave it unchanged.
 
 The common head is one matrix, with a scale and a cap from the configuration; it is applied without holding all logits in
 memory at once. Its form is tested, not guessed: `output_head` compares it with the model's own forward on random states. For
-    any other head (a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the
-    labelled positions.
+any other head (a dense layer before the matrix, a multiplier of another name), the model's own forward runs at the
+labelled positions.
 
 FSDP2 shards the weights: each process holds a part of each weight, and torch replaces the parts by gathered weights while
 a forward runs. The functions for sharded weights do nothing to a model that is not sharded.
@@ -197,7 +197,7 @@ def unchanged(model: nn.Module, training: bool = False) -> Iterator[None]:
         with torch.random.fork_rng([device.index or 0 for device in devices], device_type=kind):
             yield
     finally:
-        # Setting the mode of the whole model also swaps kernels of the Hub; then each module gets its own mode back.
+        # Setting the mode of the whole model also switches its Hub kernels; then each module gets its own mode back.
         model.train(modes[model])
         for module, mode in modes.items():
             module.training = mode

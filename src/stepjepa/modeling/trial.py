@@ -4,7 +4,7 @@ Two synthetic examples go through the model's own forward, one at a time and as 
 reproduce these logits. Views are compared with separate passes. The trial tests that:
 
 * a change of the last token changes nothing before it, else a position could see the label that it predicts;
-* `two_pass` gives the model's own logits, if it does not, no form can;
+* `two_pass` gives the model's own logits (if it does not, no form can);
 * `packed` gives the logits and states of `two_pass`, with sliding windows short enough to matter;
 * the same holds in training mode, for which some libraries (Unsloth) have a forward that drops the mask, or detaches the
   embeddings, and with them the predictor tokens, from the graph;

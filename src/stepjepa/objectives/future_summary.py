@@ -9,7 +9,7 @@
 The companion of `multi_token`: one head for the entire window instead of one per token ahead, so that the window can be
 long. The target is the bag of the tokens 2 to `summary_window` ahead, up to the end of the labelled run: 1 for every entry
 of the vocabulary that is in it, 0 for all others. f is a network D -> 2 D -> D with GELU in between; W is the model's output
-head, which is also trained. Because of the constant log(window / V), an output of 0 means the frequency of an entry in a
+head, which is also trained. Because of the constant log(window / V), an output of 0 corresponds to an entry's frequency in a
 random window.
 
 The loss of a state is the binary cross-entropy summed over the vocabulary and divided by the number of entries in the bag B,

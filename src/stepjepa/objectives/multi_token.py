@@ -127,7 +127,7 @@ class MultiToken(TokenHeads):
     def draft(
         self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView
     ) -> torch.Tensor:
-        """See `Objective`; one token of each head on the state (1, D)."""
+        """See `Objective`; one token from each head, applied to the state (1, D)."""
         import torch
 
         assert isinstance(view.modules, torch.nn.ModuleList)

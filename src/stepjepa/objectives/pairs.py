@@ -60,7 +60,7 @@ class PairBuilder:
 
         Args:
             close: the end from which `last_token` counts back in the source, see `readout_token`. The target has no such
-                argument: it is a copy, which has only the tokens of its view, so its view must include those up to that end.
+                argument: its copy has only the tokens of its view, so the view itself must extend to that end.
             horizon, group: see `Pair`.
 
         Returns:
@@ -83,7 +83,7 @@ class PairBuilder:
         return True
 
     def read(self, segment: int, token: int, view: Span | None = None) -> Read:
-        """The state of a token of a segment; with `mean`, with `mean`, the mean over `view`, the span of tokens that the
+        """The state of a token of a segment; with `mean`, the mean over `view`, the span of tokens that the
         token stands for."""
         read = (
             Read.mean(segment, view) if self.mean and view is not None else Read.one(segment, token)
@@ -130,7 +130,7 @@ class PairBuilder:
         `two_pass` and `inline` in models with learned absolute positions, and several sources can share the copy.
 
         `analysis.prediction.walks_of` relies on the copy of a step: its last token, stop - 1, is also the last token of the
-        view that is the next pair's source, so it follows the steps of an answer from pair to pair.
+        view that is the next pair's source, which lets `walks_of` follow an answer from pair to pair.
         """
         number = self._copies.get((start, stop))
         if number is None:

@@ -29,8 +29,8 @@ as spans here: with ``answer = (user[1], answer[1])`` the gap counts as content 
     curvature     h[i] - h[i-1]              h[i+1] - h[i]    one per angle, within the user's message or the answer
     ```
 
-A span is never the full (0, n), whose rest is the zero vector. Let ``l`` be the shortest span, 1 (three_index: 2), and ``m``
-the longest, n - 1 (three_index: n) or `tube_max_length` if that is less. One span is drawn as follows:
+In mode span, a span is never the full (0, n), whose rest is the zero vector. Let ``l`` be the shortest span, 1 (three_index:
+2), and ``m`` the longest, n - 1 (three_index: n) or `tube_max_length` if that is less. One span is drawn as follows:
 
     ```
     default     s ~ U{0 .. n-l}, then t ~ U{s+l .. min(n, s+m)}

@@ -60,7 +60,7 @@ class Reader:
             return None
         except (OSError, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-            self.problems.append(f"{path}: cannot be read ({reason}), and is left out")
+            self.problems.append(f"{path}: cannot be read ({reason})")
             return None
 
     def object(self, path: Path) -> Record:

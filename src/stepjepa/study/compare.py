@@ -99,7 +99,7 @@ class ArmComparison:
 
     @property
     def unusable(self) -> str:
-        """Why the comparison supports no verdict; empty if it does."""
+        """Why the comparison supports no verdict; empty if it supports one."""
         n = self.result.n
         if self.lost:
             return f"no value for seed {', '.join(map(str, self.lost))}"
@@ -139,7 +139,7 @@ class Solved:
 
 @dataclass(frozen=True)
 class ComparedArm:
-    """One arm in one metric.
+    """The results of one arm on one metric.
 
     Attributes:
         role: "arm" if a claim is made about it; the other roles are what arms are compared with.
@@ -165,7 +165,8 @@ class ComparedArm:
 def compare_arms(
     arms: Sequence[ArmRuns], metric: str, *, baseline: str, higher_is_better: bool, alpha: float
 ) -> list[ComparedArm]:
-    """Every arm in one metric, in the order of `arms`, which must contain the baseline and every arm that another one names.
+    """The results of every arm on one metric, in the order of `arms`, which must contain the baseline and every arm that
+    another one names.
 
     Holm's correction runs over the arms, separately for each kind of comparison: within a kind, a study declares any false
     difference with probability at most `alpha`. An arm must pass several kinds to be called better, which does not raise

@@ -201,7 +201,7 @@ class State:
         self._choices: dict[str, Record] = record.get("choices", {})
 
     def take_over(self, identity: Mapping[str, Any]) -> None:
-        """Save the identity of the study, merged with earlier arms, blocks and seeds that it no longer contains."""
+        """Save the identity of the study, merged with earlier blocks and arms that it no longer contains."""
         blocks = dict(self.identity["blocks"]) if self.identity else {}
         for name, block in identity["blocks"].items():
             arms = blocks.get(name, {}).get("arms", {})
@@ -230,7 +230,7 @@ class RunRecord:
     """A line of ``results.jsonl``.
 
     Attributes:
-        run, identity, code: name, `run_identity`, and the versions of the code that did the run.
+        run, identity, code: name, `run_identity`, and the versions of the code that executed the run.
         at: time of each completed stage: ``train``, ``select``, ``test``.
         control: ``none``, ``shuffled`` or ``random``.
         compute: what the run has in common with the baseline, ``equal examples`` or ``equal compute``.

@@ -19,7 +19,7 @@ from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
 from stepjepa.utils.files import Record, json_bytes, write_whole
 from stepjepa.utils.text import counted, scaled, written
 
-# Kind of comparison -> titles of its column and of its corrected p-value's.
+# Kind of comparison -> the titles of its column and of the column with its corrected p-value.
 KINDS: dict[Kind, tuple[str, str]] = {
     "examples": ("difference at equal examples", "p (t, Holm)"),
     "compute": ("difference at equal compute", "p at equal compute (t, Holm)"),
@@ -31,7 +31,7 @@ _LEVEL = f"{100 * CONFIDENCE:g} %"
 
 @dataclass(frozen=True)
 class Table:
-    """Arms in one metric.
+    """The results of all arms on one metric.
 
     Attributes:
         alpha: level of the verdicts, after Holm's correction.

@@ -60,7 +60,7 @@ class StudyResult:
     Attributes:
         lines: verdicts, missing runs, and written files; or the requested list, of recipes or of runs.
         tables: (block, metric) -> table, in the order of the study's metrics; empty for a list.
-        failed: whether a run failed or was not done, other than because the time was up.
+        failed: whether a run failed, or was not done for a reason other than the time limit.
     """
 
     lines: tuple[str, ...]
@@ -428,7 +428,7 @@ def demo(options: DemoOptions) -> DemoResult:
     asked = options.study
     study = read_options(asked)
     terminal.say(
-        f"{study.title}; the logs of training: {study.output_dir}/runs/*/seed-{options.seed}/train.log"
+        f"{study.title}; training logs: {study.output_dir}/runs/*/seed-{options.seed}/train.log"
     )
     carried = run_study(study, asked, terminal.say)
     tables, _ = carried.write_results()

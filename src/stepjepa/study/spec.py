@@ -1,6 +1,6 @@
 """The description of a study (arms, seeds, controls, data splits, metrics), its runs, and the options of the command.
 
-Importing this module loads no torch, so that ``--help`` is quick.
+Importing this module does not load torch, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ class Arm:
         cells: combinations of hyper-parameters that the validation split chooses among; one empty cell if none is tuned.
         jepa: whether the arm trains with pairs, and so has targets to shuffle.
         variants: runs in addition to those of the arm itself: ``shuffled``, ``random``, ``same_flop``.
-        control_arm: another arm of the study, equal to this one with shuffled targets; used if there is no variant.
+        control_arm: another arm of the study, like this one but with shuffled targets; used if there is no ``shuffled``
+            variant.
     """
 
     name: str

@@ -101,7 +101,7 @@ class StepEvents(TrainerCallback):
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
-        # No step was taken since the checkpoint, which already has this epoch's evaluation and log entry.
+        # No step has been taken since the checkpoint, which already has this epoch's evaluation and log entry.
         if state.global_step == self.first_step:
             control.should_log = control.should_evaluate = control.should_save = False
         if self.save_waits:

@@ -160,7 +160,8 @@ class StreamedExamples:
     Args:
         stream: the examples.
         draw: samples whatever is random about an example.
-        args: the run's configuration, which gives the size and order of a window, this process and the number of processes.
+        args: the run's configuration, which gives the size and order of a window, the index of this process and the number
+            of processes.
     """
 
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):

@@ -101,8 +101,9 @@ class Diagnosis:
 
 
 def doctor(options: DoctorOptions) -> Diagnosis:
-    """Train with every attention and dtype on one batch, after the start-up trial. On a GPU, then train with the best
-    setting on larger batches until one is no faster or does not fit, in which case gradient checkpointing is tried too.
+    """Train on one batch with every attention implementation and dtype, after the start-up trial. On a GPU, then train with
+    the best setting on larger batches until one is no faster or does not fit, in which case gradient checkpointing is tried
+    too.
     Nothing is kept.
 
     Raises:

@@ -332,21 +332,21 @@ def loss_line(args: JEPAOptions) -> str:
     if args.lbd_warmup_ratio:
         parts.append(f"lambda warmed up over {args.lbd_warmup_ratio:.0%} of the steps")
     if args.lbd_schedule != "constant":
-        parts.append(f"lambda's schedule {args.lbd_schedule}")
+        parts.append(f"{args.lbd_schedule} schedule of lambda")
     if args.jepa_until < 1:
         parts.append(f"lambda 0 after {args.jepa_until:.0%} of the steps")
     if args.jepa_ratio < 1:
         parts.append(f"pairs in {args.jepa_ratio:.0%} of the examples")
     if objective.replay_ratio:
         replayed = f"{args.replay_weight:g} * pairs of {args.replay_from} examples"
-        parts.append(f"{replayed} replayed by {args.replay_ratio:.0%}")
+        parts.append(f"{replayed} replayed with {args.replay_ratio:.0%} of the examples")
     if objective.takes_predictors:
         parts.append(f"K = {args.predictors}")
     parts += [*objective.readout, *objective.about]
     if args.predictor_head != "none":
         parts.append(f"{args.predictor_head} head")
     if not args.target_grad:
-        parts.append(_ENCODED.get(args.target_encoder, f"target by {args.target_encoder}"))
+        parts.append(_ENCODED.get(args.target_encoder, f"target from {args.target_encoder}"))
     if args.regularizer != "none":
         parts.append(f"{args.regularizer} ({args.regularizer_weight:g})")
     if args.control != "none":
@@ -462,7 +462,7 @@ _RUN = Names(RunOptions)
 
 @dataclass
 class TrainerOptions:
-    """The options of `transformers.TrainingArguments` with this library's defaults, with this library's defaults."""
+    """The options of `transformers.TrainingArguments` that this library declares, with its own defaults."""
 
     output_dir: str | None = option(
         None, "Folder for the model, its records and checkpoints.", COMMON, resume=True

@@ -414,7 +414,9 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
         count = f"{trainer.requested_steps} steps instead of {regular}"
-        parts.append(("flop", [f"a step costs {ratio:.2f} times a regular one: {count}"]))
+        parts.append(
+            ("flop", [f"a step costs {ratio:.2f} times as much as a regular one: {count}"])
+        )
     resumed = f" (resumed from {checkpoint.name})" if checkpoint else ""
     steps = f"{steps_line(trainer)}; forward {trainer.setup.forward}; {rate_line(args, run)}"
     parts += [("steps", [steps]), ("output", [f"{args.output_dir}{resumed}"])]

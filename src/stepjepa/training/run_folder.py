@@ -200,7 +200,8 @@ class RunFolder:
         return read_object(self.path / name)
 
     def check_same(self, record: ResumeRecord) -> int:
-        """`ResumeRecord.check_same` of a run that is about to start, whose record is `record`, with the run that ended here.
+        """Check with `ResumeRecord.check_same` that the run about to start, whose record is `record`, fits the run that
+        ended here.
 
         Raises:
             ConfigError: the runs differ in data, settings or batch.
@@ -277,7 +278,7 @@ class RunFolder:
     def check_checkpoints(self, checkpoint: Path | None = None) -> None:
         """Refuse a folder in which something else has the name of a checkpoint: a file, a folder that no run of this library
         wrote, or a symbolic link. The run neither removes nor overwrites these. A link numbered no higher than the
-        checkpoint to resume from may stay, because no new checkpoint gets their names.
+        checkpoint to resume from may stay, because no new checkpoint gets its name.
 
         Raises:
             ConfigError: there is such an entry.
@@ -290,7 +291,7 @@ class RunFolder:
             is_link = entry.is_symlink()
             if _is_own(entry) or (is_link and step <= last):
                 continue
-            what = "is a symbolic link" if is_link else f"has no {RESUME_RECORD} of a run"
+            what = "is a symbolic link" if is_link else f"has no {RESUME_RECORD}"
             raise ConfigError(
                 f"--{_NAME.output_dir} {self.path}: {entry.name} {what}, so the run may not remove it or write to it; move "
                 f"it away, or give another --{_NAME.output_dir}"

@@ -1,7 +1,8 @@
 """The order of training examples, and the randomness in each of them.
 
-Both are pure functions of the seed, the data and how often a row was seen before. They do not depend on rank, worker or a
-resume; length grouping and replay also depend on the examples per step. Importing this module does not load torch.
+Both are pure functions of the seed, the data and how often a row was seen before. They do not depend on the rank, on the
+worker, or on whether the run was resumed; length grouping and replay also depend on the examples per step. Importing this
+module does not load torch.
 
 Shapes: S examples of an epoch, E examples of the store.
 """

@@ -94,7 +94,7 @@ def setup_of(model: nn.Module) -> ModelSetup:
 
 def detach_setup(model: nn.Module) -> None:
     """Undo `set_up_model`, except for the trained weights. Forward, attention and the parameters that require gradients are
-    restored; predictor rows, head and target encoder are removed; the configuration stays an equal copy."""
+    restored; predictor rows, head and target encoder are removed; the model keeps the equal copy of its configuration."""
     inner = causal_lm(model)
     release(inner)
     detach_forest_forward(inner)

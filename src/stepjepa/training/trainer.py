@@ -264,7 +264,7 @@ class JEPATrainer(CheckpointedTrainer):
         """Adapt the run to weights that are sharded over the processes (FSDP2).
 
         Raises:
-            ConfigError: they would not be.
+            ConfigError: the weights would not be sharded, or FSDP is set up in a way that is not supported.
         """
         if not self.is_fsdp_enabled:
             raise ConfigError(

@@ -27,7 +27,7 @@ from stepjepa.errors import ConfigError, DataError, RunError, StepJepaError, lib
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result")
-# How often a Ray task is started again after its process was lost.
+# How many times a Ray task is started again after its process was lost.
 RETRIES = 3
 
 # The function of a worker process.
@@ -160,7 +160,7 @@ def enter(folder: str) -> None:
 
 def in_workers(work: Callable[[], Result], count: int, option: str, resumes: bool) -> Result:
     """The result of `work` in the first process of a TorchTrainer. If `work` `resumes`, all processes are started again
-    after one fails, unless the failure is a mistake of the user.
+    after one fails, unless the failure is a user mistake.
 
     Raises:
         ConfigError: the cluster is too small. Errors of `work` are raised unchanged.

@@ -40,7 +40,7 @@ def print_drawn(text: str) -> None:
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError as error:
-        # Then the error's message names the stream.
+        # With this, the error's message names the stream.
         error.filename = _STDOUT
         raise
 

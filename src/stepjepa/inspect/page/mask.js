@@ -151,7 +151,7 @@ class Mask {
     clip(0, 0, left, side + BAND, () => this.drawNames(context));
   }
 
-  // Names of segments down the left side, of tokens where they are large enough; each where it does not touch the last one.
+  // Names of segments down the left side, or of tokens if they are large enough; a name that would touch the last is left out.
   drawNames(context) {
     const { row, view, left } = this;
     const wide = this.scale >= 13;

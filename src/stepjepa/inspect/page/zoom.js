@@ -1,7 +1,7 @@
 // Pointing at, walking through, zooming and moving the matrix of `Mask`.
 "use strict";
 
-const CLOSEST = 6; // cells across at the most that are shown
+const CLOSEST = 6; // cells across at the closest zoom
 
 Object.assign(Mask.prototype, {
   at(event) {
