@@ -362,7 +362,7 @@ def analyze(**options: Unpack[AnalyzeKeywords]) -> AnalysisResult:
     from stepjepa.analysis.run import analyze as run
 
     # `options` has only what the user has set; all other options take the values that each model was trained with.
-    with explaining(f"--{name.batch_size} or --{name.max_length}", "start the same command again"):
+    with explaining(f"--{name.batch_size} or --{name.max_length}", "run the same command again"):
         return run(checked, options)
 
 

@@ -85,7 +85,7 @@ EXPECTED = {
 SAYS = {
     "llm_jepa": ["--views standalone"],
     "llm_additive_mask": ["--additive_mask is not needed"],
-    "llm_same_flop": ["times a regular one", "instead of 2"],
+    "llm_same_flop": ["times as much as a regular one", "instead of 2"],
     "llm_debug_row": ["step 1/2", "predictor_1"],
     "llm_jepa_ratio": ["--additive_mask"],
 }

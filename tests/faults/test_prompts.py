@@ -243,6 +243,6 @@ def test_answers_of_earlier_turns_that_are_context_are_not_warned_about():
     _, _, report = report_of("qwen3_5_think", rows)
     assert (report.prompts.opened, report.prompts.answers, dict(report.prompts.endings)) == (1, 2, {"": 1})
     (line,) = [line for line in report.lines() if "differs from the generation prompt" in line]
-    assert line.endswith(": --train_on last trains only the last answers")
+    assert line.endswith(": --train_on last trains only on the last answers")
     _, _, report = report_of("qwen3_5_think", rows, train_on="last")
     assert report.prompts.answers == 1 and not report.prompts.warnings()

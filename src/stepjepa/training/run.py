@@ -49,7 +49,7 @@ _FAR = 5
 _LABELS = 7
 
 # Advice after a failed write.
-AGAIN = f"start the same command again with --{_NAME.resume_from_checkpoint} true"
+AGAIN = f"run the same command again with --{_NAME.resume_from_checkpoint} true"
 
 
 @dataclass(frozen=True)
