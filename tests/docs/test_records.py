@@ -1,6 +1,7 @@
 """The tables of the pages of results are those of the records beside them, which are runs of the recipes."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -48,8 +49,10 @@ def test_a_study_has_its_tables_and_no_run_of_its_recipe_is_left_out(name):
 
 def test_records_are_runs_of_their_recipe(script):
     labels, planning = script("make_labels"), script("make_planning")
-    recorded = {record["run"] for block in labels.BLOCKS for record in labels.records_of(block)}
-    assert recorded and recorded <= {run.name for run in runs_of("labels_or_jepa")}
+    # A run of a test seed has the rate that the runs of seed 11 chose, which the recipe alone does not know.
+    named = lambda name: name if name.endswith("seed 11") else re.sub(r"=\S+", "", name)  # noqa: E731
+    recorded = {named(record["run"]) for block in labels.BLOCKS for record in labels.records_of(block)}
+    assert recorded and recorded <= {named(run.name) for run in runs_of("labels_or_jepa")}
     assert {arm for block in labels.BLOCKS for arm in labels.choices(block)} <= set(labels.ARMS)
     assert {row["run"] for row in planning.records_of("grid")} <= {run.name for run in runs_of("planning_grid")}
     assert {row["run"] for row in planning.records_of("terms")} == {run.name for run in runs_of("planning_terms")}
