@@ -234,6 +234,16 @@ def test_a_rate_limit_refuses_no_question_while_others_are_answered(server, data
     assert len(server.asked(1)) > endpoint.MAX_RETRIES + 1
 
 
+def test_a_request_that_exceeds_the_rate_limit_by_itself_is_refused_at_once(server, data, tmp_path):
+    message = "Request too large for big on tokens per min (TPM): Limit 30000, Requested 30601."
+    too_large = (429, {}, {"error": {"message": message, "code": "rate_limit_exceeded"}})
+    server.script = lambda body, count: too_large if number_in(body) == 1 else solution(body)
+    out = tmp_path / "out.jsonl"
+    assert main(words(server, data, out, "--attempts", "1")) == 0
+    assert len(lines(out)) == QUESTIONS - 1 and len(server.asked(1)) == 1
+    assert message in lines(tmp_path / "out.unsolved.jsonl")[0]["refused"]
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [

@@ -224,7 +224,8 @@ class EndpointGenerator:
         """A refused reply for an error status that concerns only this request; otherwise raises as `_send` does."""
         status = response.status_code
         what = f"answers {status} ({response.text})"
-        if status in _REFUSALS:
+        # OpenAI answers 429 also to a request that exceeds the rate limit by itself, however long it waits.
+        if status in _REFUSALS or "Request too large" in what:
             return Reply(row, "", stopped=False, refused=self._clean(what))
         transient = status in _TRANSIENT or status >= 500
         # OpenAI answers 429 both to too many requests and to an empty account; waiting helps only the first.
