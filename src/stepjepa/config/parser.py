@@ -495,9 +495,9 @@ def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str,
 
 
 def known_values(values: Mapping[str, Any], *dataclass_types: type) -> dict[str, Any]:
-    """`carried`, without the names that no dataclass has, such as options of another objective."""
+    """The values without the names that no dataclass has, such as options of another objective."""
     known = options_of(*dataclass_types)
-    return {name: value for name, value in carried(known, values).items() if name in known}
+    return {name: value for name, value in values.items() if name in known}
 
 
 def _options_brought(brings: Brings, value: str) -> dict[str, Option]:

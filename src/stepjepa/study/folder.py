@@ -14,8 +14,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import Names
-from stepjepa.config.parser import known_values
+from stepjepa.config.option import Names, options_of
+from stepjepa.config.parser import carried, known_values
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.options import DataOptions
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
@@ -189,7 +189,8 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     data, settings = run.block.data, run.settings
     files = data.paths(study.output_dir)
     # The base may set options of an objective that this arm does not use.
-    values = known_values(settings, RunOptions, JEPAConfig)
+    kinds = RunOptions, JEPAConfig
+    values = known_values(carried(options_of(*kinds), settings), *kinds)
     # The run's name in trackers: study/arm/seed-1. A run_name in the base replaces the name of the study.
     title = settings.get("run_name") or study.output_dir.resolve().name
     values["run_name"] = "/".join([title, *run.folder.parts[1:]])

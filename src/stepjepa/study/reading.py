@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.config.parser import Setting, StrictParser, build, known_values, merged
+from stepjepa.config.parser import Setting, StrictParser, build, carried, known_values, merged
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
@@ -446,7 +446,7 @@ def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
     given = {"output_dir": "unused", **values, **data, "use_cpu": True, "fp16": False, "tf32": None}
     try:
         kinds = RunOptions, JEPAConfig
-        _, config = build(kinds, known_values(given, *kinds))
+        _, config = build(kinds, known_values(carried(options_of(*kinds), given), *kinds))
     except ConfigError as error:
         raise ConfigError(f"{place}{error}") from None
     return config

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
@@ -264,7 +265,7 @@ class StudyRun:
     def _finished(self) -> int:
         return sum(not item.todo for item in self.items)
 
-    @property
+    @cached_property
     def _total(self) -> int:
         return sum(1 for _ in all_runs(self.study))
 
