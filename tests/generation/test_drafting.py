@@ -39,6 +39,7 @@ def drafter_of(model, objective, count=3):
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral_sliding", "gemma3_sliding", "cohere_scaled_logits"])
+@pytest.mark.filterwarnings("error::FutureWarning")
 def test_the_tokens_are_those_of_greedy_batches(name, objective):
     """Windows of 6 tokens; without a stop token, and with some that end answers early; of tokens that may not be written."""
     model, tokenizer = spread(tiny_model(name)), fresh(byte_bpe_tokenizer())

@@ -178,6 +178,7 @@ def test_stop_flag_and_cut(model, tokenizer):
     assert generate_batch(model, shared, PROMPTS, 5, [stop]) == expected
 
 
+@pytest.mark.filterwarnings("error::FutureWarning")
 @pytest.mark.parametrize("family", ["gemma3", "gpt2", "llama", "mamba2", "mistral", "openai-gpt", "qwen3_next"])
 def test_rows_leave_the_batch_when_half_have_ended(family, tokenizer):
     """Where the cache holds other states than keys and values, all stay to the end."""

@@ -631,7 +631,7 @@ def encode_dataset(
         DataError: no rows, no example to train on, or with ``strict_data`` the first unusable row.
         ConfigError: a slow tokenizer, or chats without a template.
     """
-    rows = source if isinstance(source, RowSource) else RowSource(source)
+    rows = RowSource.of(source)
     encoder = make_encoder(rows, tokenizer, renderer, options)
     report, stores, digests = DataReport(rows.name), [], list[bytes]()
     placed = ((rows.place(number), row) for number, row in rows)

@@ -55,7 +55,7 @@ def texts_of(sources: Sequence[Any], columns: PairColumns | None = None) -> Iter
         columns: the two columns of a chat; None for the known names.
     """
     each = -(-_TOKENIZER_ROWS // len(sources))
-    rows = [source if isinstance(source, RowSource) else RowSource(source) for source in sources]
+    rows = [RowSource.of(source) for source in sources]
     for _, row in chain.from_iterable(islice(source, each) for source in rows):
         if columns is None and is_stream(row) and isinstance(row.get("text"), str):
             # A lone surrogate would stop the tokenizer. The encoder counts such a row as unusable later.
@@ -124,6 +124,11 @@ class RowSource:
             and self.file.suffix.lower() != ".parquet"
             and not _is_array(self.file)
         )
+
+    @classmethod
+    def of(cls, source: object, split: str = "train") -> RowSource:
+        """Return `source` itself if it is a `RowSource`, else a new one that reads it."""
+        return source if isinstance(source, cls) else cls(source, split)
 
     def place(self, index: int) -> str:
         """Return the place of row `index` (in the numbering of `__iter__`), for messages."""

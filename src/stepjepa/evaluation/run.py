@@ -108,7 +108,7 @@ def evaluate_model(
     with ExitStack() as stack:
         chosen = [stack.enter_context(metric) for metric in make_metrics(metrics, metric_options)]
         prompter = Prompter(tokenizer, None, False, chat_template_kwargs, None, trained)
-        source = rows if isinstance(rows, RowSource) else RowSource(rows, split)
+        source = RowSource.of(rows, split)
         system = SystemPrompt(system_prompt, True, "")
         question_set = read_questions(source, system, columns, max_examples)
         drop_unusable(question_set, chosen, prompter)
@@ -283,7 +283,7 @@ class AnswerScorer:
             )
         # Made once and discarded, so that a typo fails before training and not at the first evaluation.
         make_metrics(metrics, settings.get("metric_options"))
-        source = rows if isinstance(rows, RowSource) else RowSource(rows, "test")
+        source = RowSource.of(rows, "test")
         self.rows = [row for _, row in islice(source, samples)]
         self.metrics, self.settings = list(metrics), settings
         self.data_reports: Mapping[str, DataReport] = {}

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.generation import GenerateDecoderOnlyOutput
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError
@@ -31,6 +32,8 @@ from stepjepa.modeling.parts import backbone, distance, embedding_rows, toleranc
 from stepjepa.objectives.base import ModelView, Objective
 
 _NAME = Names(GeneratorOptions)
+# Newer versions of transformers renamed `past_key_values`, as an argument and in outputs, and warn about the old name.
+CACHE_NAME = "cache" if "cache" in GenerateDecoderOnlyOutput.__annotations__ else "past_key_values"
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,7 @@ class Drafter:
     def _states(self, ids_T: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
         """The last hidden states (T, D) of tokens (T,) that follow the tokens in the cache and are added to it."""
         ids_1T = ids_T[None].to(embedding_rows(self.model).device)
-        output = backbone(self.model)(input_ids=ids_1T, past_key_values=cache, use_cache=True)
+        output = backbone(self.model)(input_ids=ids_1T, use_cache=True, **{CACHE_NAME: cache})
         return output[0][0]  # type: ignore[no-any-return]
 
     def _likeliest(self, states_TD: torch.Tensor, suppressed: Sequence[int]) -> torch.Tensor:

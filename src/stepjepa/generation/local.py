@@ -35,7 +35,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, library, said, saying_out_of_memory
-from stepjepa.generation.drafting import Drafter
+from stepjepa.generation.drafting import CACHE_NAME, Drafter
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Drafts, Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
@@ -154,7 +154,7 @@ def _in_rounds(
 
     # The first call generates one token, because only its cache shows whether rows can be removed from it.
     output = generate(1, input_ids=ids_BT, attention_mask=mask_BT)
-    if not _can_lose_rows(output.past_key_values):
+    if not _can_lose_rows(getattr(output, CACHE_NAME)):
         output = generate(max_new_tokens, input_ids=ids_BT, attention_mask=mask_BT)
         return output.sequences[:, length:].tolist()  # type: ignore[no-any-return]
     stop_ids_S = torch.tensor(config.eos_token_id or [], device=ids_BT.device)
@@ -162,7 +162,7 @@ def _in_rounds(
     new_ids: list[list[int]] = [[]] * len(ids_BT)
     rows_B = torch.arange(len(ids_BT), device=ids_BT.device)
     while True:
-        ids_BT, cache = output.sequences, output.past_key_values
+        ids_BT, cache = output.sequences, getattr(output, CACHE_NAME)
         for row, ids in zip(rows_B.tolist(), ids_BT[:, length:].tolist(), strict=True):
             new_ids[row] = ids
         room = length + max_new_tokens - ids_BT.shape[1]
@@ -177,8 +177,8 @@ def _in_rounds(
             room,
             input_ids=ids_BT,
             attention_mask=mask_BT,
-            past_key_values=cache,
             stopping_criteria=criteria,
+            **{CACHE_NAME: cache},
         )
 
 

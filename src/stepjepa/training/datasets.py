@@ -109,7 +109,7 @@ def encode(
     Raises:
         DataError: no row can be trained on, or no example has a pair for a JEPA objective.
     """
-    rows = source if isinstance(source, RowSource) else RowSource(source)
+    rows = RowSource.of(source)
     settings = settings_for(rows, options, positions, splitter, vocabulary)
     tokenizer = chat_tokenizer(tokenizer, options)
     renderer = make_renderer(tokenizer, options)
@@ -409,10 +409,7 @@ class ExampleReader:
             raise ConfigError(
                 "streaming reads rows, but the training data is an ExampleStore; leave out streaming"
             )
-        sources = [
-            data_set if isinstance(data_set, RowSource) else RowSource(data_set)
-            for data_set in data_sets
-        ]
+        sources = [RowSource.of(data_set) for data_set in data_sets]
         renderer = make_renderer(self.tokenizer, args)
         # One encoder per data set, because their splitters may differ.
         encoders = []
