@@ -21,9 +21,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from accelerate.utils import extract_model_from_parallel
-from torch import nn
+from torch import Tensor, nn
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.spellings import by_our_names, checked_options
@@ -244,7 +243,7 @@ def forward(model: nn.Module, batch: Batch, step: int = 0) -> ForestOutput:
     return model(batch=batch, step=step)  # type: ignore[no-any-return]
 
 
-def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
+def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, Tensor]:
     """The divisors of the parts of the loss, () float64 by name: the numbers of labels and pairs in this process's
     micro-batches of one optimizer step, on the device of the batches.
 
@@ -254,9 +253,7 @@ def counts(encoder: Encoder, batches: Sequence[Batch]) -> dict[str, torch.Tensor
     return window_counts(objective_of(encoder.options), batches, batches[0].label_ids.device)
 
 
-def loss(
-    output: ForestOutput, lbd: float, counts: dict[str, torch.Tensor] | None = None
-) -> torch.Tensor:
+def loss(output: ForestOutput, lbd: float, counts: dict[str, Tensor] | None = None) -> Tensor:
     """``gamma * LM + lbd * JEPA`` of one micro-batch, scaled for the optimizer step: a tensor () with its autograd graph.
 
     DDP and FSDP average gradients over the processes: if `counts` are sums over the processes, multiply the loss by the

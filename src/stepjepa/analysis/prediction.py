@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stepjepa.analysis.geometry import MIN_ROWS, TEST_SHARE
 from stepjepa.analysis.states import Pairs, Walks
@@ -145,7 +145,7 @@ def _mlp(train: _Part, validation: _Part, test: _Part) -> np.ndarray:
     # Division by the root mean square makes training independent of the scale of the states.
     scales = [float(np.sqrt(np.square(side).mean())) or 1.0 for side in train]
 
-    def tensors(part: _Part) -> list[torch.Tensor]:
+    def tensors(part: _Part) -> list[Tensor]:
         return [
             torch.from_numpy(side / scale).float() for side, scale in zip(part, scales, strict=True)
         ]

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from stepjepa.analysis.options import AnalyzeOptions
@@ -301,7 +301,7 @@ def read_states(
     return views
 
 
-def _read_layers(inner: Any, batch: Batch, layers: Sequence[int]) -> list[list[torch.Tensor]]:
+def _read_layers(inner: Any, batch: Batch, layers: Sequence[int]) -> list[list[Tensor]]:
     """States (P, D) of the sources and of the targets of a batch, layer by layer."""
     parts = batch.every_rows
     sizes = [rows.input_ids.numel() for rows in parts]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
     from typing_extensions import Self
 
 # The trunk's segment number.
@@ -297,11 +297,11 @@ class OnDevice:
         return replace(self, **moved)  # type: ignore[type-var]
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Apply `torch.Tensor.to` to all tensors."""
+        """Apply `Tensor.to` to all tensors."""
         return self._each("to", *args, **kwargs)
 
     def pin_memory(self) -> Self:
-        """Apply `torch.Tensor.pin_memory` to all tensors."""
+        """Apply `Tensor.pin_memory` to all tensors."""
         return self._each("pin_memory")
 
 
@@ -322,19 +322,19 @@ class Rows(OnDevice):
         read_positions: (M,), unique indices into the flattened (R * T) states. The other states need not be correct.
     """
 
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor
-    attention_mask: torch.Tensor | None = None
-    example: torch.Tensor | None = None
-    segment: torch.Tensor | None = None
-    order: torch.Tensor | None = None
-    attach: torch.Tensor | None = None
-    floor: torch.Tensor | None = None
-    forests: torch.Tensor | None = None
-    read_positions: torch.Tensor | None = None
+    input_ids: Tensor
+    position_ids: Tensor
+    attention_mask: Tensor | None = None
+    example: Tensor | None = None
+    segment: Tensor | None = None
+    order: Tensor | None = None
+    attach: Tensor | None = None
+    floor: Tensor | None = None
+    forests: Tensor | None = None
+    read_positions: Tensor | None = None
 
     @property
-    def filled(self) -> torch.Tensor:
+    def filled(self) -> Tensor:
         """(R, T) bool, True for tokens, False for padding."""
         return self.attention_mask == 1 if self.example is None else self.example >= 0  # type: ignore[return-value]
 
@@ -353,13 +353,13 @@ class StateReads(OnDevice):
         layer_of: (M,) int64, which of several layers each position is in; None for a single layer.
     """
 
-    positions: torch.Tensor
-    vectors: torch.Tensor | None = None
-    coefficients: torch.Tensor | None = None
-    order: torch.Tensor | None = None
+    positions: Tensor
+    vectors: Tensor | None = None
+    coefficients: Tensor | None = None
+    order: Tensor | None = None
     count: int = 0
     layers: tuple[int | None, ...] = (None,)
-    layer_of: torch.Tensor | None = None
+    layer_of: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -382,12 +382,12 @@ class Batch(OnDevice):
     """
 
     rows: Rows
-    label_positions: torch.Tensor
-    label_ids: torch.Tensor
+    label_positions: Tensor
+    label_ids: Tensor
     sources: StateReads
     targets: StateReads
-    weights: torch.Tensor | None = None
-    groups: torch.Tensor | None = None
+    weights: Tensor | None = None
+    groups: Tensor | None = None
     views: Rows | None = None
     target_rows: Rows | None = None
     idle: bool = False
@@ -404,12 +404,12 @@ class Batch(OnDevice):
         return self.pairs - self.replayed
 
     @property
-    def weight(self) -> torch.Tensor | int:
+    def weight(self) -> Tensor | int:
         """Sum of the weights of the pairs that are not replayed, () or a number."""
         return self.current if self.weights is None else self.weights[: self.current].sum()
 
     @property
-    def replayed_weight(self) -> torch.Tensor | int:
+    def replayed_weight(self) -> Tensor | int:
         """Sum of the weights of the replayed pairs, () or a number."""
         return self.replayed if self.weights is None else self.weights[self.current :].sum()
 
@@ -436,8 +436,8 @@ class LossPart(NamedTuple):
         weight: the constant factor.
     """
 
-    sum: torch.Tensor
-    count: torch.Tensor | int | float  # type: ignore[assignment]  # a tuple has a method of this name
+    sum: Tensor
+    count: Tensor | int | float  # type: ignore[assignment]  # a tuple has a method of this name
     weight: float = 1.0
 
 
@@ -462,12 +462,12 @@ class ForestOutput:
     """
 
     parts: dict[str, LossPart]
-    source_states: torch.Tensor
-    target_states: torch.Tensor
-    predicted_ids: torch.Tensor | None = None
-    token_sums: torch.Tensor | None = None
+    source_states: Tensor
+    target_states: Tensor
+    predicted_ids: Tensor | None = None
+    token_sums: Tensor | None = None
 
     @property
-    def lm_loss_sum(self) -> torch.Tensor:
+    def lm_loss_sum(self) -> Tensor:
         """() float32, cross-entropy summed over the N labelled positions."""
         return self.parts[LM].sum

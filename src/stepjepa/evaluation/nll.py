@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from stepjepa.config.option import Names
@@ -161,7 +161,7 @@ def answer_losses(
     )
     positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
 
-    def loss(states_TD: torch.Tensor, ids_T: torch.Tensor, places: np.ndarray) -> TokenLoss:
+    def loss(states_TD: Tensor, ids_T: Tensor, places: np.ndarray) -> TokenLoss:
         if not len(places):
             return TokenLoss(0.0, 0)
         # A token is predicted from the state before it.

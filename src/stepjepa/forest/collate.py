@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Rows, StateReads
 from stepjepa.forest.layout import (
@@ -400,8 +401,8 @@ class Compared(NamedTuple):
 
     sources: StateReads
     targets: StateReads
-    weights: torch.Tensor | None
-    groups: torch.Tensor | None
+    weights: Tensor | None
+    groups: Tensor | None
     replayed: int
 
 
@@ -476,6 +477,6 @@ def state_reads(
     return StateReads(positions, vectors, coefficients, order_P, len(reads), layers, layer_of)
 
 
-def flat(pieces: Sequence[np.ndarray]) -> torch.Tensor:
+def flat(pieces: Sequence[np.ndarray]) -> Tensor:
     """Concatenate integer arrays (N,) of any lengths, as int64."""
     return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *pieces]))

@@ -43,6 +43,7 @@ from stepjepa.data.types import TRUNK, Rows
 if TYPE_CHECKING:
     import numpy as np
     import torch
+    from torch import Tensor
     from torch.nn.attention.flex_attention import BlockMask
 
 # FlexAttention's unit: a block of keys that no query of a block sees is skipped.
@@ -50,7 +51,7 @@ BLOCK_SIZE = 128
 _UNCOMPILED = ("cpu",)
 # Number of parts in which a long mask is filled.
 _PARTS = 8
-Numbers = TypeVar("Numbers", int, "np.ndarray", "torch.Tensor")
+Numbers = TypeVar("Numbers", int, "np.ndarray", "Tensor")
 
 
 def visible(
@@ -89,7 +90,7 @@ def in_window(position_q: Numbers, position_k: Numbers, window: int) -> Numbers:
     return position_q - window < position_k
 
 
-def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def packed_fields(rows: Rows) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Example, segment, order and attach of packed rows, (R, T) each."""
     assert (
         rows.example is not None
@@ -100,7 +101,7 @@ def packed_fields(rows: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor,
     return rows.example, rows.segment, rows.order, rows.attach
 
 
-def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(None)) -> torch.Tensor:
+def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(None)) -> Tensor:
     """Boolean attention mask (R, 1, Q, T), True where q (dim 2) sees k (dim 3), on the rows' device.
 
     Args:
@@ -126,7 +127,7 @@ def dense_mask(rows: Rows, window: int | None = None, queries: slice = slice(Non
     return mask[:, None]
 
 
-def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> torch.Tensor:
+def additive_mask(rows: Rows, dtype: torch.dtype, window: int | None = None) -> Tensor:
     """The mask (R, 1, T, T) to be added to attention scores: 0 where visible, the dtype's minimum elsewhere.
 
     Every query sees something (padding sees itself), so no softmax is over minima only. The mask is filled in parts, so
@@ -152,9 +153,7 @@ def mask_mod(rows: Rows, window: int | None = None) -> Callable:
     example, segment, order, attach = packed_fields(rows)
     position, floor = rows.position_ids, rows.floor
 
-    def rule(
-        row: torch.Tensor, head: torch.Tensor, q: torch.Tensor, k: torch.Tensor
-    ) -> torch.Tensor:
+    def rule(row: Tensor, head: Tensor, q: Tensor, k: Tensor) -> Tensor:
         seen = visible(
             example[row, q],
             example[row, k],

@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
@@ -86,8 +87,8 @@ class Drafter:
         return new_ids, Drafts(passes, accepted)
 
     def _verified(
-        self, drafted_T: torch.Tensor, cache: DynamicCache, suppressed: Sequence[int]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self, drafted_T: Tensor, cache: DynamicCache, suppressed: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
         """Run a draft through the model, and remove wrong tokens from the cache.
 
         Returns:
@@ -125,13 +126,13 @@ class Drafter:
             what = f"the cache of {type(self.model).__name__} cannot be cropped"
             raise ConfigError(f"--{_NAME.draft_tokens}: {what}; leave it out")
 
-    def _states(self, ids_T: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+    def _states(self, ids_T: Tensor, cache: DynamicCache) -> Tensor:
         """The last hidden states (T, D) of tokens (T,) that follow the tokens in the cache and are added to it."""
         ids_1T = ids_T[None].to(embedding_rows(self.model).device)
         output = backbone(self.model)(input_ids=ids_1T, use_cache=True, **{CACHE_NAME: cache})
         return output[0][0]  # type: ignore[no-any-return]
 
-    def _likeliest(self, states_TD: torch.Tensor, suppressed: Sequence[int]) -> torch.Tensor:
+    def _likeliest(self, states_TD: Tensor, suppressed: Sequence[int]) -> Tensor:
         """The likeliest token (T,) after each state."""
         logits_TV = self.view.logits(states_TD).float()
         # Suppressed tokens may lie beyond the head's vocabulary.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DynamicCache,
@@ -122,10 +122,10 @@ def generate_batch(
 class _HalfEnded(StoppingCriteria):
     """Ends a round of generation when half of its rows have ended."""
 
-    def __init__(self, stop_ids_S: torch.Tensor):
+    def __init__(self, stop_ids_S: Tensor):
         self._stop_ids_S = stop_ids_S
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         # A row that has ended is padded with a stop token.
         ended_B = torch.isin(input_ids[:, -1], self._stop_ids_S)
         return (2 * ended_B.sum() >= len(ended_B)).expand(len(ended_B))
@@ -134,8 +134,8 @@ class _HalfEnded(StoppingCriteria):
 def _in_rounds(
     model: Any,
     config: GenerationConfig,
-    ids_BT: torch.Tensor,
-    mask_BT: torch.Tensor,
+    ids_BT: Tensor,
+    mask_BT: Tensor,
     max_new_tokens: int,
 ) -> list[list[int]]:
     """Generate in rounds: once half of the rows have ended, the others continue without them.

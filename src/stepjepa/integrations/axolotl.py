@@ -37,7 +37,7 @@ from axolotl.utils.distributed import is_main_process
 from datasets import Dataset, DatasetDict, Features, Value
 from peft import PeftModel
 from pydantic import BaseModel
-from torch import nn
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     PreTrainedModel,
@@ -306,7 +306,7 @@ class AxolotlJEPATrainer(AxolotlTrainer):
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], dict[str, torch.Tensor]]:
+    ) -> tuple[list[Batch], dict[str, Tensor]]:
         """The micro-batches of one optimizer step, and the divisors of the parts of their loss, scalars by name."""
         # The Trainer passes the second value on as `num_items_in_batch`; its own value is a single number, the count of
         # labels.
@@ -317,8 +317,8 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         self,
         model: nn.Module,
         inputs: Batch,
-        num_items_in_batch: dict[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor:
+        num_items_in_batch: dict[str, Tensor] | None = None,
+    ) -> Tensor:
         """The loss of one micro-batch, a scalar, divided by the counts of the step or, in an evaluation, by those of the
         micro-batch."""
         step = self.state.global_step
@@ -336,7 +336,7 @@ class AxolotlJEPATrainer(AxolotlTrainer):
         inputs: Batch,
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
-    ) -> tuple[torch.Tensor, None, None]:
+    ) -> tuple[Tensor, None, None]:
         """The loss of one batch, a scalar, without predictions."""
         with torch.no_grad():
             return self.compute_loss(model, self._prepare_inputs(inputs)), None, None

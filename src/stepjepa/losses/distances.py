@@ -24,6 +24,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from stepjepa.losses.gather import gather_rows
 
@@ -33,24 +34,22 @@ TEMPERATURE = 0.07
 MIN_LENGTH = 1e-8
 
 
-def cosine_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+def cosine_loss(source_PD: Tensor, target_PD: Tensor) -> Tensor:
     """``1 - cos(u_i, v_i)``, (P,) float32 in [0, 2]; a state of zeros has cosine 0 with everything (Section 3.1)."""
     return 1.0 - F.cosine_similarity(source_PD.float(), target_PD.float(), dim=-1)
 
 
-def l2_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+def l2_loss(source_PD: Tensor, target_PD: Tensor) -> Tensor:
     """``||u_i - v_i||_2``, not squared, (P,) float32; its gradient is 0 where both views are equal."""
     return torch.linalg.vector_norm(source_PD.float() - target_PD.float(), dim=-1)
 
 
-def mse_loss(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+def mse_loss(source_PD: Tensor, target_PD: Tensor) -> Tensor:
     """``mean_d (u_id - v_id)^2``, (P,) float32. The mean over pairs is the mean over all elements."""
     return (source_PD.float() - target_PD.float()).square().mean(dim=-1)
 
 
-def smooth_l1_loss(
-    source_PD: torch.Tensor, target_PD: torch.Tensor, beta: float = 1.0
-) -> torch.Tensor:
+def smooth_l1_loss(source_PD: Tensor, target_PD: Tensor, beta: float = 1.0) -> Tensor:
     """``mean_d h(u_id - v_id)``, (P,) float32; ``h(x) = x^2 / (2 beta)`` where ``|x| < beta``, else ``|x| - beta / 2``.
 
     States of language models have a few dimensions that are many times larger than the rest; here none pulls harder than
@@ -65,7 +64,7 @@ def smooth_l1_loss(
     return error_PD.mean(dim=-1)
 
 
-DISTANCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+DISTANCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cosine": cosine_loss,
     "l2": l2_loss,
     "mse": mse_loss,
@@ -74,11 +73,11 @@ DISTANCES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 
 def infonce_loss(
-    source_PD: torch.Tensor,
-    target_PD: torch.Tensor,
+    source_PD: Tensor,
+    target_PD: Tensor,
     temperature: float = TEMPERATURE,
     symmetric: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """The source must pick its own target among those of the batch: ``CE(cos(u_i, v_j) / temperature, j = i)``.
 
     The only distance whose value depends on the size of the micro-batch: log Q if all views are equal, 0 for a single
@@ -110,9 +109,7 @@ def infonce_loss(
     return (forward_P + backward_P) / 2
 
 
-def _pick_own(
-    query_PD: torch.Tensor, keys_QD: torch.Tensor, offset: int, temperature: float
-) -> torch.Tensor:
+def _pick_own(query_PD: Tensor, keys_QD: Tensor, offset: int, temperature: float) -> Tensor:
     """Cross-entropy of each query over all keys; the right key of query i is number ``offset + i``. (P,) float32."""
     # A bfloat16 product under autocast would be off by up to 0.004 / temperature.
     with torch.autocast(query_PD.device.type, enabled=False):
@@ -122,12 +119,12 @@ def _pick_own(
 
 
 def combine(
-    states_TD: torch.Tensor,
-    position_M: torch.Tensor,
-    coefficient_M: torch.Tensor,
-    pair_M: torch.Tensor,
+    states_TD: Tensor,
+    position_M: Tensor,
+    coefficient_M: Tensor,
+    pair_M: Tensor,
     pairs: int,
-) -> torch.Tensor:
+) -> Tensor:
     """``v_p = sum of coefficient_m * states[position_m] over the terms m with pair_m = p``.
 
     The states are converted to float32 first: in lower precision, the difference of two nearly equal states, and the
@@ -148,7 +145,7 @@ def combine(
     return states.new_zeros(pairs, states.shape[1]).index_add(0, pair_M, terms_MD)
 
 
-def turning_angle(source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+def turning_angle(source_PD: Tensor, target_PD: Tensor) -> Tensor:
     """Angle between the two vectors of each pair: (P,) float32 radians in [0, pi].
 
     ``2 * atan2(|u - v|, |u + v|)`` of the unit vectors u, v, which equals the published code's

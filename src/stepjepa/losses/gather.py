@@ -21,19 +21,20 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 
 class _SumOverRanks(torch.autograd.Function):
     # torch.distributed.nn.functional has the same, but is deprecated in favour of a private module.
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, values: Tensor) -> Tensor:
         total = values.clone(memory_format=torch.contiguous_format)
         torch.distributed.all_reduce(total)
         return total
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return _SumOverRanks.apply(gradient)
 
 
@@ -47,13 +48,13 @@ def world_size() -> int:
     )
 
 
-def sum_over_ranks(values: torch.Tensor) -> torch.Tensor:
+def sum_over_ranks(values: Tensor) -> Tensor:
     """Sum of a tensor of any shape over all processes, with gradient; every process gets the same sum. With one process: the
     input itself."""
     return values if world_size() == 1 else _SumOverRanks.apply(values)
 
 
-def gather_rows(rows_PD: torch.Tensor) -> tuple[torch.Tensor, int]:
+def gather_rows(rows_PD: Tensor) -> tuple[Tensor, int]:
     """Rows of all processes in the order of ranks, with gradient, and the index of this process's first row.
 
     Processes may have different numbers of rows, including none; D and the dtype are equal.

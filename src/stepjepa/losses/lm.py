@@ -9,28 +9,29 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 # Bound on float32 logits held at once. Below it, the plain form is fastest; above it, chunks bound the memory.
 MAX_LOGITS_BYTES = 256 * 2**20
 
 
-def scaled_logits(logits: torch.Tensor, scale: float, softcap: float | None) -> torch.Tensor:
+def scaled_logits(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
     """Transform logits (any shape) as some models do: ``scale * x`` (Cohere, Granite), ``cap * tanh(x / cap)`` (Gemma 2)."""
     logits = logits * scale if scale != 1.0 else logits
     return logits if softcap is None else softcap * torch.tanh(logits / softcap)
 
 
 def linear_cross_entropy_sum(
-    hidden_ND: torch.Tensor,
-    weight_VD: torch.Tensor,
-    labels_N: torch.Tensor,
-    bias_V: torch.Tensor | None = None,
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    labels_N: Tensor,
+    bias_V: Tensor | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
     max_logits_bytes: int = MAX_LOGITS_BYTES,
     token_sums: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Summed cross-entropy of ``softcap(scale * (hidden @ weight.T + bias))`` against the labels.
 
     Logits that fit into `max_logits_bytes` are computed at once. Otherwise they are computed in chunks: by
@@ -49,7 +50,7 @@ def linear_cross_entropy_sum(
         () float32, or (3,) with `token_sums`.
     """
 
-    def head(chunk_CD: torch.Tensor) -> torch.Tensor:
+    def head(chunk_CD: Tensor) -> Tensor:
         return scaled_logits(F.linear(chunk_CD, weight_VD, bias_V), scale, softcap)
 
     rows = chunk_rows(weight_VD.shape[0], max_logits_bytes)
@@ -79,12 +80,12 @@ def chunk_rows(vocabulary: int, max_logits_bytes: int = MAX_LOGITS_BYTES) -> int
 
 
 def chunked_cross_entropy_sum(
-    head: Callable[[torch.Tensor], torch.Tensor],
-    hidden_ND: torch.Tensor,
-    labels_N: torch.Tensor,
+    head: Callable[[Tensor], Tensor],
+    hidden_ND: Tensor,
+    labels_N: Tensor,
     rows: int,
     token_sums: bool = False,
-) -> torch.Tensor:
+) -> Tensor:
     """Summed cross-entropy of ``head(hidden)``, `rows` positions at a time.
 
     Args:
@@ -98,7 +99,7 @@ def chunked_cross_entropy_sum(
         () float32; zero if N = 0, but still connected to the logits. With `token_sums` (3,): loss, count, entropy.
     """
 
-    def chunk_loss(chunk_CD: torch.Tensor, labels_C: torch.Tensor) -> torch.Tensor:
+    def chunk_loss(chunk_CD: Tensor, labels_C: Tensor) -> Tensor:
         logits_CV = head(chunk_CD).float()
         loss = F.cross_entropy(logits_CV, labels_C, reduction="sum")
         if not token_sums:
@@ -112,11 +113,11 @@ def chunked_cross_entropy_sum(
 
 
 def chunked_sum(
-    chunk_loss: Callable[..., torch.Tensor],
+    chunk_loss: Callable[..., Tensor],
     rows: int,
-    hidden_ND: torch.Tensor,
-    *others: torch.Tensor,
-) -> torch.Tensor:
+    hidden_ND: Tensor,
+    *others: Tensor,
+) -> Tensor:
     """The sum of ``chunk_loss(hidden, *others)`` over chunks of `rows` positions; all its results are float32 of one shape.
 
     If there is more than one chunk, each is checkpointed: its intermediate values are computed again in the backward pass.

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from stepjepa.losses.gather import gather_rows, sum_over_ranks
 
@@ -22,7 +23,7 @@ KNOTS = 17
 BOUND = 3.0
 
 
-def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) -> torch.Tensor:
+def variance_loss(rows_QD: Tensor, floor: float = 1.0, eps: float = 1e-4) -> Tensor:
     """``mean_d max(0, floor - sqrt(Var_d + eps))`` with the unbiased variance over rows (Eq. 1 and 2).
 
     Args:
@@ -39,7 +40,7 @@ def variance_loss(rows_QD: torch.Tensor, floor: float = 1.0, eps: float = 1e-4) 
     return (floor - deviation_D).clamp(min=0).mean()
 
 
-def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
+def covariance_loss(rows_QD: Tensor) -> Tensor:
     """``sum_{i != j} C_ij^2 / D`` with ``C = sum_q (z_q - mean)(z_q - mean)^T / (Q - 1)`` (Eq. 3 and 4).
 
     C holds D x D float32 values (64 MiB at a width of 4,096) and costs Q x D x D operations.
@@ -63,11 +64,11 @@ def covariance_loss(rows_QD: torch.Tensor) -> torch.Tensor:
 
 
 def vicreg_regularizer(
-    source_PD: torch.Tensor,
-    target_PD: torch.Tensor,
+    source_PD: Tensor,
+    target_PD: Tensor,
     variance_weight: float,
     covariance_weight: float,
-) -> torch.Tensor:
+) -> Tensor:
     """``mu [v(U) + v(V)] + nu [c(U) + c(V)]``, Eq. 6 without its distance, over the rows of all processes.
 
     The value is the same on every process; see `gather` for its weight. A term with weight 0 is not computed.
@@ -90,14 +91,14 @@ def vicreg_regularizer(
     return loss
 
 
-def _connected_zero(rows_QD: torch.Tensor) -> torch.Tensor:
+def _connected_zero(rows_QD: Tensor) -> Tensor:
     """0 with a gradient of zeros, which DistributedDataParallel needs. ``0 * row`` would keep an inf or NaN of the row."""
     return rows_QD[:0].float().sum()
 
 
 def random_directions(
     width: int, count: int, seed: int, device: torch.device | None = None
-) -> torch.Tensor:
+) -> Tensor:
     """Directions drawn uniformly from the unit sphere, one per column: (D, K) float32.
 
     A new seed at every step covers the sphere over time. A separate generator on the CPU gives the same directions on
@@ -108,9 +109,7 @@ def random_directions(
     return F.normalize(directions_DK, dim=0).to(device)
 
 
-def sigreg_regularizer(
-    source_PD: torch.Tensor, target_PD: torch.Tensor, directions_DK: torch.Tensor
-) -> torch.Tensor:
+def sigreg_regularizer(source_PD: Tensor, target_PD: Tensor, directions_DK: Tensor) -> Tensor:
     """Mean of `epps_pulley` over all directions and both sides.
 
     It is taken over the pairs of all processes, so its value is the same on each; see `gather` for its weight.
@@ -129,7 +128,7 @@ def sigreg_regularizer(
     return epps_pulley(torch.cat(sides, dim=-1)).mean()
 
 
-def epps_pulley(values_NK: torch.Tensor, knots: int = KNOTS, bound: float = BOUND) -> torch.Tensor:
+def epps_pulley(values_NK: Tensor, knots: int = KNOTS, bound: float = BOUND) -> Tensor:
     """Distance between each column's characteristic function and the standard normal one (LeJEPA, Section 4.2).
 
     ``N * sum_q w_q [(mean_n cos(t_q y_n) - exp(-t_q^2 / 2))^2 + (mean_n sin(t_q y_n))^2]``, N and the means over the rows of

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import GENERATION_CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
@@ -249,9 +249,9 @@ def check_keeps_predictors(model: nn.Module, tokenizer: PreTrainedTokenizerBase)
 
 def _write_rows(
     inner: PreTrainedModel,
-    weights: dict[str, torch.Tensor],
+    weights: dict[str, Tensor],
     kept: list[int],
-    rows_KD: torch.Tensor,
+    rows_KD: Tensor,
     new: bool,
 ) -> None:
     """Write predictor rows (K, D) into the vocabulary of `weights` (any shape), which grows if an id in `kept` needs it.
@@ -278,7 +278,7 @@ def _write_rows(
         weights[head] = weights[embedding]
 
 
-def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch.Tensor]:
+def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, Tensor]:
     """The weights of the causal LM (any shape) under the names of the plain model, with LoRA merged or left out."""
     inner = causal_lm(model)
     weights = {name: value for name, value in inner.state_dict().items() if not is_extra(name)}
@@ -304,7 +304,7 @@ def _plain_weights(model: nn.Module, merge_lora: bool = True) -> dict[str, torch
     return weights
 
 
-def _bare_model(inner: PreTrainedModel, weights: dict[str, torch.Tensor]) -> PreTrainedModel:
+def _bare_model(inner: PreTrainedModel, weights: dict[str, Tensor]) -> PreTrainedModel:
     """A model of the same class with `weights` (by name, any shape), which are not copied."""
     config = copy.deepcopy(inner.config)
     text, embedding = text_config(config), name_of(inner, inner.get_input_embeddings())

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from stepjepa.data.tokens import kept_predictors
@@ -101,7 +101,7 @@ class PredictorRows(nn.Module):
         first: V, the id of the first predictor.
     """
 
-    def __init__(self, weight_KD: torch.Tensor, first: int):
+    def __init__(self, weight_KD: Tensor, first: int):
         super().__init__()
         self.weight = nn.Parameter(weight_KD)
         self.first = first
@@ -141,7 +141,7 @@ class PredictorRows(nn.Module):
         return list(range(self.first, self.first + len(self.weight)))
 
     @contextmanager
-    def placed(self, embedding: nn.Module, ids_RT: torch.Tensor) -> Iterator[torch.Tensor]:
+    def placed(self, embedding: nn.Module, ids_RT: Tensor) -> Iterator[Tensor]:
         """Within this context `embedding` returns the predictors' rows at their ids in `ids_RT`.
 
         It yields the ids (R, T) to call the model with. All of them are in the vocabulary, since other modules read ids too
@@ -154,7 +154,7 @@ class PredictorRows(nn.Module):
         is_predictor = ids_RT >= self.first
         used: list[bool] = []
 
-        def put_in(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
+        def put_in(module: nn.Module, arguments: Any, output_RTD: Tensor) -> Tensor:
             used.append(True)
             rows_KD = embedded(module, self.weight)
             # Indexing by a boolean mask would wait for the device. Instead every token looks up a row; a token of the
@@ -173,7 +173,7 @@ class PredictorRows(nn.Module):
             )
 
 
-def embedded(embedding: nn.Module, weight_KD: torch.Tensor) -> torch.Tensor:
+def embedded(embedding: nn.Module, weight_KD: Tensor) -> Tensor:
     """The output of an embedding for rows (K, D) as if they were its own: Gemma scales rows, other models normalise them."""
     embedding = plain_module(embedding)
     if type(embedding).forward is nn.Embedding.forward:
@@ -216,9 +216,7 @@ class PredictorHead(nn.Module):
             nn.init.eye_(linear.weight)
         return nn.Sequential(linear)
 
-    def forward(
-        self, source_PD: torch.Tensor, groups_P: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def forward(self, source_PD: Tensor, groups_P: Tensor | None = None) -> Tensor:
         """Map states (P, D) to predictions (P, D) in float32, where the latter D is the width of the targets.
 
         Every network processes every state, at a small part of the cost of a step. So nothing waits for the device to select
@@ -338,9 +336,7 @@ def trained_names(inner: PreTrainedModel) -> list[str]:
     return predictor_names(len(extras.predictors.ids) // len(extras.groups), extras.groups)
 
 
-def with_predictors(
-    inner: PreTrainedModel, ids_RT: torch.Tensor
-) -> AbstractContextManager[torch.Tensor]:
+def with_predictors(inner: PreTrainedModel, ids_RT: Tensor) -> AbstractContextManager[Tensor]:
     """`PredictorRows.placed` for a causal LM; yields the ids (R, T) unchanged if it has no rows."""
     rows = trained_extras(inner).predictors
     return (
@@ -364,7 +360,7 @@ class TargetEncoder:
     def __init__(self, model: nn.Module, moves: bool = True):
         self._model, self._weights = model, dict[str, nn.Parameter]()
         self.moves = moves
-        self.shadow: dict[str, torch.Tensor] = {}
+        self.shadow: dict[str, Tensor] = {}
         self.begin()
         object.__setattr__(causal_lm(model), _ENCODER, self)
 
@@ -410,7 +406,7 @@ class TargetEncoder:
         finally:
             self._put(originals)
 
-    def _put(self, values: Mapping[str, torch.Tensor]) -> None:
+    def _put(self, values: Mapping[str, Tensor]) -> None:
         """Put values into the model; for sharded weights, only this process's parts."""
         for name, weight in self._weights.items():
             if not is_sharded(weight):
@@ -434,7 +430,7 @@ class OtherEncoder:
 
     def __init__(self, inner: PreTrainedModel, other: PreTrainedModel):
         self.other = other.eval().requires_grad_(False)
-        self.shadow: dict[str, torch.Tensor] = {}
+        self.shadow: dict[str, Tensor] = {}
         object.__setattr__(inner, _ENCODER, self)
 
     @contextmanager
@@ -507,7 +503,7 @@ def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> N
         _save(weights, Path(folder) / PREDICTORS_FILE, {_GROUPS: " ".join(map(str, extras.groups))})
 
 
-def _save(weights: Mapping[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+def _save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
     on_cpu = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
     with replacing(path) as temporary:
         # One metadata entry only: the order of several would vary, and equal runs must write equal bytes.

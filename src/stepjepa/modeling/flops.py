@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 from transformers import PreTrainedModel
 
@@ -145,7 +145,7 @@ class ModelCost:
         embedding = embedding_rows(inner)
         device, ids = embedding.device, torch.arange(6, device=embedding.device)
 
-        def states(tokens: int, read: int, of: PreTrainedModel = inner) -> torch.Tensor:
+        def states(tokens: int, read: int, of: PreTrainedModel = inner) -> Tensor:
             known_ids = ids[None, :tokens] % len(embedding)
             return run_backbone(of, known_ids, None, ids[None, :tokens], ids[:read])[0].flatten(
                 0, 1
@@ -168,7 +168,7 @@ class ModelCost:
                 / 4
             )
 
-        def count(run: Callable[[], torch.Tensor]) -> float:
+        def count(run: Callable[[], Tensor]) -> float:
             with FlopCounterMode(display=False, custom_mapping=KERNELS) as counter:
                 result = run()
                 if result.requires_grad:

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
@@ -44,7 +44,7 @@ torch.export.register_dataclass(ForestOutput)
 def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
     """The parts of the model that a loss may use."""
 
-    def logits(states_ND: torch.Tensor, detach: bool = False) -> torch.Tensor:
+    def logits(states_ND: Tensor, detach: bool = False) -> Tensor:
         # If the weights need no gradient while the logits are computed, only the states get one.
         trained = [
             parameter for parameter in model.parameters() if detach and parameter.requires_grad
@@ -191,7 +191,7 @@ def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[No
     lengths_L = lengths_L.index_add(0, chats_RT.flatten(), on_chat_RT.flatten().long())
     lengths_RT = lengths_L[chats_RT]
 
-    def add_noise(module: nn.Module, arguments: Any, output_RTD: torch.Tensor) -> torch.Tensor:
+    def add_noise(module: nn.Module, arguments: Any, output_RTD: Tensor) -> Tensor:
         bounds_RT = alpha / (lengths_RT * output_RTD.shape[-1]).sqrt() * on_chat_RT
         noise_RTD = torch.empty_like(output_RTD).uniform_(-1, 1)
         return output_RTD + noise_RTD * bounds_RT[..., None].to(output_RTD.dtype)
@@ -200,7 +200,7 @@ def noisy_chats(model: PreTrainedModel, rows: Rows, alpha: float) -> Iterator[No
         yield
 
 
-def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | None:
+def separate_targets(model: PreTrainedModel, batch: Batch) -> Tensor | None:
     """Target vectors (P, D) from separate rows, without a graph; None if the batch has no such rows.
 
     The target encoder computes them if the model has one, else the model itself; D is the width of the encoder.
@@ -213,7 +213,7 @@ def separate_targets(model: PreTrainedModel, batch: Batch) -> torch.Tensor | Non
         return None if batch.idle else read_layers(by_layer, batch.targets)
 
 
-def read_layers(by_layer: Mapping[int | None, torch.Tensor], reads: StateReads) -> torch.Tensor:
+def read_layers(by_layer: Mapping[int | None, Tensor], reads: StateReads) -> Tensor:
     """Read the vectors (P, D) of one side from the states (R * T, D) of its layers."""
     layers = [by_layer[layer] for layer in reads.layers]
     if reads.layer_of is None:
@@ -223,7 +223,7 @@ def read_layers(by_layer: Mapping[int | None, torch.Tensor], reads: StateReads) 
     return read_vectors(torch.cat(layers), replace(reads, positions=positions))
 
 
-def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
+def read_vectors(states_TD: Tensor, reads: StateReads) -> Tensor:
     """Read the vectors (P, D) of one side: single states, or weighted sums of states in float32."""
     if reads.vectors is None or reads.coefficients is None:
         return states_TD.index_select(0, reads.positions)
@@ -236,39 +236,39 @@ def read_vectors(states_TD: torch.Tensor, reads: StateReads) -> torch.Tensor:
 
 def layer_states(
     model: PreTrainedModel, rows: Rows, layers: Iterable[int | None]
-) -> dict[int | None, torch.Tensor]:
+) -> dict[int | None, Tensor]:
     """The states (R * T, D) of one call of the backbone, by layer; the key None (after the final norm) is always
     included."""
     mask: AttentionMask | None = rows.attention_mask
     if mask is None:
         mask = attention_masks(model, rows)
     # Hooks keep only the requested layers, unlike `output_hidden_states`.
-    kept: dict[int, list[torch.Tensor]] = {}
+    kept: dict[int, list[Tensor]] = {}
     with ExitStack() as stack:
         for layer in layers:
             if layer is not None:
                 kept[layer] = stack.enter_context(hidden_states(model, layer))
         output = run_backbone(model, rows.input_ids, mask, rows.position_ids, rows.read_positions)
-    states: dict[int | None, torch.Tensor] = {None: output[0].flatten(0, 1)}
+    states: dict[int | None, Tensor] = {None: output[0].flatten(0, 1)}
     for layer, (states_RTD,) in kept.items():
         states[layer] = states_RTD.flatten(0, 1)
     return states
 
 
 @contextmanager
-def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[torch.Tensor]]:
+def hidden_states(model: PreTrainedModel, layer: int) -> Iterator[list[Tensor]]:
     """Within this context the states (R, T, D) after a layer (see `Read`) are put into the list that is yielded.
 
     Raises:
         ConfigError: the model has no such layer, or no known list of layers.
     """
-    kept: list[torch.Tensor] = []
+    kept: list[Tensor] = []
     layers, layer = known_layers(model, layer)
 
     def keep(tensor: Any) -> None:
         # Gradient checkpointing runs the layer again in the backward pass.
         if not kept:
-            kept.append(tensor if isinstance(tensor, torch.Tensor) else tensor[0])
+            kept.append(tensor if isinstance(tensor, Tensor) else tensor[0])
 
     # States after layer i are the input of layer i + 1, which holds for the embeddings too. The last layer has no successor.
     if layer == len(layers):
@@ -307,10 +307,10 @@ def known_layers(model: PreTrainedModel, layer: int) -> tuple[nn.ModuleList, int
 
 def run_backbone(
     model: PreTrainedModel,
-    ids_RT: torch.Tensor,
+    ids_RT: Tensor,
     mask: AttentionMask | None,
-    positions_RT: torch.Tensor,
-    read_N: torch.Tensor | None = None,
+    positions_RT: Tensor,
+    read_N: Tensor | None = None,
     **kwargs: Any,
 ) -> BaseModelOutput:
     """The output of the backbone of a causal LM for ids (R, T), which may include predictor tokens; its first entry is the
@@ -359,7 +359,7 @@ def last_mlp(backbone: nn.Module) -> nn.Module | None:
 
 
 @contextmanager
-def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
+def trimmed(backbone: nn.Module, read_N: Tensor) -> Iterator[None]:
     """Within this context the last MLP computes only rows `read_N` of the flattened (R * T) positions; others get zeros.
 
     After the last attention no position depends on another, and only states that predict a label or represent a view are
@@ -374,13 +374,13 @@ def trimmed(backbone: nn.Module, read_N: torch.Tensor) -> Iterator[None]:
         return
     original = mlp.forward
 
-    def forward(hidden_RTD: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(hidden_RTD: Tensor, *args: Any, **kwargs: Any) -> Any:
         shape = hidden_RTD.shape[:2]
         hidden_LD = hidden_RTD.flatten(0, 1)
         read_1ND = hidden_LD.index_select(0, read_N)[None]
         output = original(read_1ND, *args, **kwargs)
         # A mixture of experts may return more than states; then it runs again on all positions.
-        if not isinstance(output, torch.Tensor):
+        if not isinstance(output, Tensor):
             return original(hidden_RTD, *args, **kwargs)
         zeros_LD = output.new_zeros(len(hidden_LD), output.shape[-1])
         output_LD = zeros_LD.index_copy(0, read_N, output[0])

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -350,7 +351,7 @@ def max_positions(model: PreTrainedModel) -> int | None:
     return next((int(size) for size in sizes if size), None)
 
 
-def broken_weights(weights: Mapping[str, torch.Tensor]) -> list[str]:
+def broken_weights(weights: Mapping[str, Tensor]) -> list[str]:
     """Names of the tensors (any shape) that hold NaN or infinity; one pass over the values, one synchronization."""
     floating = {
         name: value.detach() for name, value in weights.items() if value.is_floating_point()

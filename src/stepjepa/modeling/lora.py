@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from transformers import BitsAndBytesConfig
 
 from stepjepa.config.option import Names
@@ -169,7 +170,7 @@ def untrained_rows(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
     return [index for index in ids if index in untrained]
 
 
-def _distances(weight_VD: torch.Tensor, point_D: torch.Tensor) -> torch.Tensor:
+def _distances(weight_VD: Tensor, point_D: Tensor) -> Tensor:
     """(V,) float32 distances of rows from a point, in chunks: a float32 copy of a large vocabulary takes gigabytes."""
     return torch.cat([(chunk.float() - point_D).norm(dim=1) for chunk in weight_VD.split(2**14)])
 

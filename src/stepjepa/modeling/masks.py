@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch._functorch import config as functorch
 from torch.compiler import config as compiler
 from torch.nn.attention.flex_attention import BlockMask
@@ -54,7 +55,7 @@ from stepjepa.modeling.parts import (
     unchanged,
 )
 
-AttentionMask = torch.Tensor | BlockMask | dict[str, torch.Tensor | BlockMask]
+AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
 _WINDOW = "sliding_window"
@@ -95,7 +96,7 @@ def attention_masks(model: PreTrainedModel, rows: Rows) -> AttentionMask:
     config = text_config(model.config)
     window = getattr(config, _WINDOW, None) if heeds_window(model) else None
 
-    def build(length: int | None) -> torch.Tensor | BlockMask:
+    def build(length: int | None) -> Tensor | BlockMask:
         if rows.forests is not None:
             # transformers takes a mask of four dimensions as complete and does not build another.
             mask = torch.ones(1, 1, 1, 1, dtype=torch.bool).as_subclass(PlanMask)
@@ -129,7 +130,7 @@ def row_multiple(implementation: str, device: str) -> int:
     return BLOCK_SIZE if is_flex(implementation) else 1 if device == "cpu" else 8
 
 
-class PlanMask(torch.Tensor):
+class PlanMask(Tensor):
     """A placeholder for `attention_mask`, (1, 1, 1, 1), that carries a `SegmentPlan` to the attention layers."""
 
     plan: SegmentPlan
@@ -137,12 +138,12 @@ class PlanMask(torch.Tensor):
 
 def attention_forward(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
     **kwargs: Any,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
+) -> tuple[Tensor, Tensor | None]:
     """Attention of one layer as transformers calls it: (R, H, T, D) in, (R, T, H, D) out.
 
     Raises:
@@ -227,7 +228,7 @@ class AttendedSegment(NamedTuple):
 
     length: int
     branch: bool
-    mask: torch.Tensor | None
+    mask: Tensor | None
 
 
 class SegmentPlan(NamedTuple):
@@ -274,7 +275,7 @@ def _segments(forest: Rows, window: int | None) -> tuple[AttendedSegment, ...]:
     for start, length, attach_to in zip(starts, lengths, attached, strict=True):
         branch = attach_to != ISOLATED
         # Attention without a mask is causal. It is faster, and right unless a segment sees a trunk or exceeds the window.
-        mask: torch.Tensor | None = None
+        mask: Tensor | None = None
         if branch or (window is not None and length > window):
             span = slice(start, start + length)
             trunk = slice(0, lengths[0] if branch else 0)
@@ -285,13 +286,13 @@ def _segments(forest: Rows, window: int | None) -> tuple[AttendedSegment, ...]:
 
 
 def segmented_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     plan: SegmentPlan,
     dropout: float = 0.0,
     scale: float | None = None,
-) -> torch.Tensor:
+) -> Tensor:
     """Scaled dot-product attention under the visibility rule, (R, H, T, D) like the inputs; padding gets zeros.
 
     Equal to dense attention with `visibility.dense_mask` up to rounding. A token's result depends only on its forest.

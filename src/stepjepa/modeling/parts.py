@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
 from transformers.pytorch_utils import Conv1D
@@ -59,7 +59,7 @@ def plain_module(module: nn.Module) -> nn.Embedding | nn.Linear:
     return plain if adapter is None else adapter.base_layer
 
 
-def embedding_rows(model: PreTrainedModel) -> torch.Tensor:
+def embedding_rows(model: PreTrainedModel) -> Tensor:
     """(V, D), the weight of the model's input embedding; token rows that PEFT trains have their initial values."""
     # PEFT's wrapper copies the matrix each time its `weight` is read.
     return plain_module(model.get_input_embeddings()).weight
@@ -70,7 +70,7 @@ def vocabulary_size(model: PreTrainedModel) -> int:
     return len(embedding_rows(model))
 
 
-def plain_ids(model: PreTrainedModel) -> torch.Tensor:
+def plain_ids(model: PreTrainedModel) -> Tensor:
     """Ids (1, 9) of a short text, on the model's device. Small ids exist in every vocabulary."""
     weight = embedding_rows(model)
     return torch.arange(5, 14, device=weight.device)[None] % len(weight)
@@ -81,7 +81,7 @@ def name_of(model: nn.Module, part: nn.Module | None) -> str:
     return next((name for name, module in model.named_modules() if module is part), "")
 
 
-def is_sharded(tensor: torch.Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether each process holds only a part of a tensor (any shape), as under FSDP2."""
     return hasattr(tensor, "to_local")
 
@@ -229,7 +229,7 @@ class OutputHead:
     plain: bool = True
     own: str = ""
 
-    def logits(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
+    def logits(self, model: PreTrainedModel, states_ND: Tensor) -> Tensor:
         """(N, V) logits of a causal LM for its last hidden states."""
         if self.own:
             return own_logits(model, states_ND, self.own)[..., : self.vocabulary]
@@ -239,11 +239,11 @@ class OutputHead:
     def loss_sum(
         self,
         model: PreTrainedModel,
-        states_ND: torch.Tensor,
-        labels_N: torch.Tensor,
+        states_ND: Tensor,
+        labels_N: Tensor,
         rows: int | None = None,
         token_sums: bool = False,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Summed cross-entropy () float32 of `states_ND` against `labels_N`.
 
         Args:
@@ -255,7 +255,7 @@ class OutputHead:
             module: Any = model.get_output_embeddings()
             limit = 4 * self.vocabulary * rows
 
-            def loss(states_ND: torch.Tensor) -> torch.Tensor:
+            def loss(states_ND: Tensor) -> Tensor:
                 weight = module.weight[: self.vocabulary]
                 bias = getattr(plain_module(module), "bias", None)
                 bias = None if bias is None else bias[: self.vocabulary]
@@ -272,7 +272,7 @@ class OutputHead:
         logits = partial(self.logits, model)
         return chunked_cross_entropy_sum(logits, states_ND, labels_N, rows, token_sums)
 
-    def most_likely(self, model: PreTrainedModel, states_ND: torch.Tensor) -> torch.Tensor:
+    def most_likely(self, model: PreTrainedModel, states_ND: Tensor) -> Tensor:
         """(N,) int64, the token with the largest logit for each state, computed in chunks."""
         chunks = states_ND.split(chunk_rows(self.vocabulary))
         return torch.cat([self.logits(model, states_CD).argmax(dim=-1) for states_CD in chunks])
@@ -282,7 +282,7 @@ class OutputHead:
 class _BackboneOutput(ModelOutput):
     """Stands in for the output of a backbone, with the given states; any other attribute is None."""
 
-    last_hidden_state: torch.Tensor | None = None
+    last_hidden_state: Tensor | None = None
 
     def __getattr__(self, name: str) -> None:
         # Called only for missing attributes; Python looks up special ones when it copies.
@@ -290,7 +290,7 @@ class _BackboneOutput(ModelOutput):
             raise AttributeError(name)
 
 
-def own_logits(model: PreTrainedModel, states_ND: torch.Tensor, part: str) -> torch.Tensor:
+def own_logits(model: PreTrainedModel, states_ND: Tensor, part: str) -> Tensor:
     """(N, V) logits of the model's own forward, with states (N, D) as the output of its module `part`; V as in its head.
 
     Raises:
@@ -367,7 +367,7 @@ def _try_head(model: PreTrainedModel, vocabulary: int) -> OutputHead:
     return head
 
 
-def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
+def difference(logits: Tensor, expected: Tensor) -> float:
     """Relative distance of two tensors (N, V) of logits, apart from a shift of a whole row, which softmax ignores."""
     logits, expected = logits.float(), expected.float()
     return distance(
@@ -375,7 +375,7 @@ def difference(logits: torch.Tensor, expected: torch.Tensor) -> float:
     )
 
 
-def distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
+def distance(tensor: Tensor, expected: Tensor) -> float:
     """Distance of two tensors of any shape, relative to the norm of the second."""
     return float((tensor - expected).norm() / expected.norm().clamp(min=1e-12))
 
@@ -405,19 +405,19 @@ def tolerance(model: PreTrainedModel) -> float:
 # Sharded weights
 
 
-def local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: Tensor) -> Tensor:
     """This process's part of a tensor (any shape), sharing its memory."""
     sharded: Any = tensor
     return sharded.to_local() if is_sharded(tensor) else tensor
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def whole(tensor: Tensor) -> Tensor:
     """The complete tensor (any shape). Every process must call this."""
     sharded: Any = tensor
     return sharded.full_tensor() if is_sharded(tensor) else tensor
 
 
-def like(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def like(tensor: Tensor, other: Tensor) -> Tensor:
     """Shard a tensor, of which every process has all values, like `other` (of the same shape)."""
     sharded: Any = other
     if not is_sharded(other):

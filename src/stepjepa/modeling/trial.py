@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from stepjepa.config.option import Names
@@ -193,7 +193,7 @@ def freeze_unreached(model: nn.Module) -> list[str]:
     return frozen
 
 
-def _reached(output: torch.Tensor) -> set[int]:
+def _reached(output: Tensor) -> set[int]:
     """The ids of the parameters in the autograd graph of a tensor (any shape), without a backward pass."""
     pending = [] if output.grad_fn is None else [output.grad_fn]
     seen, reached = set(pending), set[int]()
@@ -273,7 +273,7 @@ class _Trial:
         self._long = _synthetic_examples(inner, vocabulary, predictors, _LONG)
         # Set by `plain_fault`: the model's own logits (N, V), and the states (P, D) of both views in separate passes.
         self._logits = torch.empty(0)
-        self._states: tuple[torch.Tensor, ...] = ()
+        self._states: tuple[Tensor, ...] = ()
 
     def plain_fault(self) -> str:
         """The fault of the model's own forward or of `two_pass`, the references of all other tests; empty for none."""
@@ -313,7 +313,7 @@ class _Trial:
         """
         attention = attention or text_config(self._inner.config)._attn_implementation
         # The last hidden states of every call of the backbone; the first call is that of the chats.
-        kept: list[torch.Tensor] = []
+        kept: list[Tensor] = []
         hook = backbone(self._inner).register_forward_hook(
             lambda module, args, output: kept.append(output[0])
         )

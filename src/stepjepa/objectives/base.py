@@ -47,8 +47,7 @@ from stepjepa.objectives.pairs import PairBuilder, masked
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from stepjepa.data.encode import TokenChat
 
@@ -70,9 +69,9 @@ class ModelView(NamedTuple):
 
     modules: nn.Module | None
     vocabulary: int
-    embed: Callable[[torch.Tensor], torch.Tensor]
-    logits: Callable[..., torch.Tensor]
-    gather: Callable[[torch.Tensor], tuple[torch.Tensor, int]]
+    embed: Callable[[Tensor], Tensor]
+    logits: Callable[..., Tensor]
+    gather: Callable[[Tensor], tuple[Tensor, int]]
 
 
 class Objective:
@@ -373,13 +372,11 @@ class Objective:
         `width` and a softmax over `vocabulary`."""
         return 0.0
 
-    def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
+    def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> Tensor:
         """The source states (P, D) that the loss compares; arguments as in `loss`."""
         return output.source_states
 
-    def draft(
-        self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView
-    ) -> torch.Tensor:
+    def draft(self, state_1D: Tensor, token_1: Tensor, count: int, view: ModelView) -> Tensor:
         """The token (1,) after a state (1, D), and up to `count` further tokens that the modules predict: (1 + n,)."""
         raise NotImplementedError
 
@@ -395,7 +392,7 @@ class Objective:
         """Whether the collator gives each source the target of another example of its batch."""
         return self.makes_pairs and bool(self.options.control == "shuffled")
 
-    def target_states(self, output: ForestOutput) -> torch.Tensor:
+    def target_states(self, output: ForestOutput) -> Tensor:
         """The target states (P, D) that the loss compares with, detached unless targets have a gradient; with
         ``control=random``, one fixed random vector for all pairs."""
         import torch
@@ -431,13 +428,13 @@ class Objective:
             parts[REPLAY] = LossPart(total, batch.replayed_weight, self.options.replay_weight)
         return parts
 
-    def _weighted_sum(self, output: ForestOutput, batch: Batch, pairs: slice) -> torch.Tensor:
+    def _weighted_sum(self, output: ForestOutput, batch: Batch, pairs: slice) -> Tensor:
         losses_P = self.distances(output.source_states[pairs], output.target_states[pairs])
         if batch.weights is not None:
             losses_P = losses_P * batch.weights[pairs]
         return losses_P.sum()
 
-    def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+    def distances(self, source_PD: Tensor, target_PD: Tensor) -> Tensor:
         """The loss of every pair, (P,) float32, by ``--jepa_loss``."""
         from stepjepa.losses.distances import infonce_loss
 
@@ -448,9 +445,7 @@ class Objective:
             )
         return find_distance(options.jepa_loss)(source_PD, target_PD).float()
 
-    def _regularizer(
-        self, source_PD: torch.Tensor, target_PD: torch.Tensor, step: int
-    ) -> torch.Tensor:
+    def _regularizer(self, source_PD: Tensor, target_PD: Tensor, step: int) -> Tensor:
         """The weighted regularizer of one micro-batch over all processes, () float32; `step` seeds SIGReg's directions."""
         from stepjepa.losses.regularizers import (
             random_directions,
@@ -552,7 +547,7 @@ def find_objective(name: str | Objective) -> type[Objective]:
     return cls
 
 
-def find_distance(name: str) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+def find_distance(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The distance function of ``--jepa_loss``, except ``infonce``: two tensors (P, D) to (P,).
 
     A user's function is tried on two pairs.

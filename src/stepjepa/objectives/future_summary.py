@@ -36,8 +36,7 @@ from stepjepa.objectives.multi_token import TokenHeads, predicted
 from stepjepa.objectives.options import AHEAD
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass
@@ -80,7 +79,7 @@ class FutureSummary(TokenHeads):
         offset = math.log(window / vocabulary)
         bags_PA = self.tokens_ahead(batch, window, vocabulary, outside=vocabulary)
 
-        def chunk_loss(states_CD: torch.Tensor, tokens_CA: torch.Tensor) -> torch.Tensor:
+        def chunk_loss(states_CD: Tensor, tokens_CA: Tensor) -> Tensor:
             logits_CV = view.logits(states_CD).float() + offset
             # Places after the run have the id V: an additional column, which is then dropped.
             bag = logits_CV.new_zeros(len(tokens_CA), vocabulary + 1)

@@ -29,8 +29,7 @@ from stepjepa.objectives.base import JEPA, LookAhead, ModelView
 from stepjepa.objectives.options import AHEAD, LossOptions, PairOptions
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
 
 @dataclass
@@ -69,9 +68,7 @@ class TokenHeads(LookAhead):
         # Two layers of 2 D^2 weights, two FLOPs per weight: 8 D^2.
         return float(3 * 8 * width**2 + products * 2 * width * vocabulary)
 
-    def tokens_ahead(
-        self, batch: Batch, horizon: int, vocabulary: int, outside: int
-    ) -> torch.Tensor:
+    def tokens_ahead(self, batch: Batch, horizon: int, vocabulary: int, outside: int) -> Tensor:
         """The tokens 2 to `horizon` ahead of each source, (P, A) int64; with ``--control random`` one token everywhere.
 
         Args:
@@ -124,9 +121,7 @@ class MultiToken(TokenHeads):
             pairs * (self.options.token_horizon - 1) * self.head_flops(width, vocabulary, chunked)
         )
 
-    def draft(
-        self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView
-    ) -> torch.Tensor:
+    def draft(self, state_1D: Tensor, token_1: Tensor, count: int, view: ModelView) -> Tensor:
         """See `Objective`; one token from each head, applied to the state (1, D)."""
         import torch
 
@@ -155,7 +150,7 @@ class MultiToken(TokenHeads):
         return {JEPA: LossPart(total, batch.weight)}
 
 
-def predicted(head: nn.Module, states_PD: torch.Tensor) -> torch.Tensor:
+def predicted(head: nn.Module, states_PD: Tensor) -> Tensor:
     """The output of a head for states (P, D), in their dtype; the head itself is float32."""
-    predicted_PD: torch.Tensor = head(states_PD.float())
+    predicted_PD: Tensor = head(states_PD.float())
     return predicted_PD.to(states_PD.dtype)

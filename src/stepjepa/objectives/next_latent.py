@@ -38,8 +38,7 @@ from stepjepa.objectives.base import JEPA, LookAhead, ModelView
 from stepjepa.objectives.options import AHEAD, Defaults
 
 if TYPE_CHECKING:
-    import torch
-    from torch import nn
+    from torch import Tensor, nn
 
     from stepjepa.data.encode import TokenChat
 
@@ -130,13 +129,11 @@ class NextLatent(LookAhead):
         # The network: 4 D^2 weights, two FLOPs each, once forward and twice backward.
         return float(pairs * self.options.latent_horizon * (3 * 8 * width**2 + head))
 
-    def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> torch.Tensor:
+    def source_states(self, output: ForestOutput, batch: Batch, view: ModelView) -> Tensor:
         """The states (P, D) after the first step of every rollout."""
         return _step(output.source_states, _next_ids(batch), view)
 
-    def draft(
-        self, state_1D: torch.Tensor, token_1: torch.Tensor, count: int, view: ModelView
-    ) -> torch.Tensor:
+    def draft(self, state_1D: Tensor, token_1: Tensor, count: int, view: ModelView) -> Tensor:
         """See `Objective`; a rollout from the state (1, D) over the tokens that it drafts."""
         import torch
 
@@ -178,12 +175,12 @@ class NextLatent(LookAhead):
         return parts
 
 
-def _next_ids(batch: Batch) -> torch.Tensor:
+def _next_ids(batch: Batch) -> Tensor:
     """The token (P,) after each source."""
     return batch.rows.input_ids.flatten()[batch.sources.positions + 1]
 
 
-def _step(states_PD: torch.Tensor, ids_P: torch.Tensor, view: ModelView) -> torch.Tensor:
+def _step(states_PD: Tensor, ids_P: Tensor, view: ModelView) -> Tensor:
     """The states (P, D) that the dynamics network predicts from these states and the next tokens, in the states' dtype."""
     import torch
 
@@ -195,16 +192,14 @@ def _step(states_PD: torch.Tensor, ids_P: torch.Tensor, view: ModelView) -> torc
 
 
 def _divergence(
-    predicted_PD: torch.Tensor, target_PD: torch.Tensor, inside_P: torch.Tensor, view: ModelView
-) -> torch.Tensor:
+    predicted_PD: Tensor, target_PD: Tensor, inside_P: Tensor, view: ModelView
+) -> Tensor:
     """Sum of KL(p(target) || p(predicted)) over the pairs in `inside_P`, () float32, with gradient into the prediction."""
     import torch.nn.functional as F
 
     from stepjepa.losses.lm import chunk_rows, chunked_sum
 
-    def chunk_loss(
-        predicted_CD: torch.Tensor, target_CD: torch.Tensor, inside_C: torch.Tensor
-    ) -> torch.Tensor:
+    def chunk_loss(predicted_CD: Tensor, target_CD: Tensor, inside_C: Tensor) -> Tensor:
         # The divergence trains the network and the states, not the output head.
         predicted_CV = view.logits(predicted_CD, detach=True).float().log_softmax(dim=-1)
         target_CV = view.logits(target_CD, detach=True).float().log_softmax(dim=-1)

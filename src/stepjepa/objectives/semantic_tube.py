@@ -73,7 +73,7 @@ from stepjepa.objectives.options import LossOptions
 from stepjepa.objectives.pairs import question_and_answer
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
     from stepjepa.data.encode import TokenChat
 
@@ -220,7 +220,7 @@ class SemanticTube(TrunkObjective):
         ]
         return example._replace(pairs=tuple(pairs), view_spans=())
 
-    def distances(self, source_PD: torch.Tensor, target_PD: torch.Tensor) -> torch.Tensor:
+    def distances(self, source_PD: Tensor, target_PD: Tensor) -> Tensor:
         """As `Objective.distances`, (P,) float32; in mode curvature the turning angle."""
         from stepjepa.losses.distances import turning_angle
 

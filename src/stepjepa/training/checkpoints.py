@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import transformers
 from huggingface_hub import CommitInfo, HfApi
+from torch import Tensor
 from transformers import (
     GenerationConfig,
     Trainer,
@@ -201,7 +202,7 @@ class CheckpointedTrainer(Trainer):
     run_options: RunOptions | None = None
     _meter: LossMeter
     # (), the first step at which the loss was not finite; 0 for none. On the device, so that no step waits for it.
-    _broken_step: torch.Tensor
+    _broken_step: Tensor
     view: Any
 
     @property

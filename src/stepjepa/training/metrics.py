@@ -17,6 +17,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import ProgressCallback
 
@@ -79,10 +80,10 @@ def precise_dtype(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def on_device(number: torch.Tensor | float, device: torch.device) -> torch.Tensor:
+def on_device(number: Tensor | float, device: torch.device) -> Tensor:
     """A number or scalar tensor () as a scalar tensor () in the most precise dtype of a device."""
     dtype = precise_dtype(device)
-    if isinstance(number, torch.Tensor):
+    if isinstance(number, Tensor):
         return number.to(device, dtype)
     # Filling a tensor on the device does not wait for the device, unlike a copy from the host.
     return torch.full((), number, dtype=dtype, device=device)
@@ -97,7 +98,7 @@ def over_processes(values: object, accelerator: Accelerator) -> list[Any]:
 
 def window_counts(
     objective: Objective, batches: Sequence[Batch], device: torch.device
-) -> dict[str, torch.Tensor]:
+) -> dict[str, Tensor]:
     """The divisor of each part of the loss, by its name: the number of labels or pairs in some micro-batches of this
     process, each () of `precise_dtype`."""
     counts = [{LM: batch.label_ids.numel(), **objective.counts(batch)} for batch in batches]
@@ -105,7 +106,7 @@ def window_counts(
     return {name: on_device(sum(count[name] for count in counts), device) for name in names}
 
 
-def total_loss(parts: LossParts, counts: Mapping[str, torch.Tensor], lbd: float) -> torch.Tensor:
+def total_loss(parts: LossParts, counts: Mapping[str, Tensor], lbd: float) -> Tensor:
     """``sum of weight * part / count``, () float32, with all parts except the LM loss multiplied by lambda.
 
     Args:
@@ -165,8 +166,8 @@ class LossMeter:
     """
 
     names: tuple[str, ...] = (LM,)
-    sums: torch.Tensor | None = None
-    targets: list[torch.Tensor] = field(default_factory=list)
+    sums: Tensor | None = None
+    targets: list[Tensor] = field(default_factory=list)
     since: float = field(default_factory=time.perf_counter)
     tokens: float = 0.0
     weights: dict[str, float] = field(default_factory=dict)
@@ -223,7 +224,7 @@ class LossMeter:
         return {"tokens_per_second": round(self.tokens / (time.perf_counter() - self.since), 1)}
 
 
-def collapse_signs(targets: list[torch.Tensor]) -> dict[str, float]:
+def collapse_signs(targets: list[Tensor]) -> dict[str, float]:
     """Numbers that show whether the targets collapse to one vector.
 
     ``target_std``: standard deviation of the unit-length targets over the batch, times the square root of the width (1 if
@@ -256,11 +257,9 @@ class Predictions:
 
     def __init__(self) -> None:
         # (L, 2) of each example.
-        self._rows: list[torch.Tensor] = []
+        self._rows: list[Tensor] = []
 
-    def add(
-        self, batch: Batch, predicted_N: torch.Tensor, size: int, accelerator: Accelerator
-    ) -> None:
+    def add(self, batch: Batch, predicted_N: Tensor, size: int, accelerator: Accelerator) -> None:
         """Add a batch of each process. Every process must call this method.
 
         Args:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import transformers
 from accelerate.utils import parse_flag_from_env
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
@@ -329,7 +329,7 @@ class JEPATrainer(CheckpointedTrainer):
 
     def get_batch_samples(  # type: ignore[override]
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
-    ) -> tuple[list[Batch], dict[str, torch.Tensor] | None]:
+    ) -> tuple[list[Batch], dict[str, Tensor] | None]:
         """The micro-batches of one optimizer step, and the divisors of the parts of their loss, () by name. There are none
         if the training is to stop, as in a run that is resumed at its last step: the Trainer checks this only after a
         step."""
@@ -346,7 +346,7 @@ class JEPATrainer(CheckpointedTrainer):
     def _track_num_input_tokens(self, inputs: Any) -> None:
         super()._track_num_input_tokens({"input_ids": inputs.rows.input_ids})
 
-    def _step_counts(self, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
+    def _step_counts(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """`window_counts` of all micro-batches of one optimizer step on all processes."""
         counts = window_counts(self.setup.objective, batches, self.args.device)
         # One vector, so that the processes communicate once a step.
@@ -368,8 +368,8 @@ class JEPATrainer(CheckpointedTrainer):
         model: nn.Module,
         inputs: Batch,
         return_outputs: bool = False,
-        num_items_in_batch: dict[str, torch.Tensor] | None = None,
-    ) -> torch.Tensor | tuple[torch.Tensor, ForestOutput]:
+        num_items_in_batch: dict[str, Tensor] | None = None,
+    ) -> Tensor | tuple[Tensor, ForestOutput]:
         """``gamma * LM + lbd * JEPA`` of one micro-batch, scaled to the optimizer step: a scalar.
 
         It is multiplied by the number of processes, because DDP and FSDP average the gradients.
@@ -390,7 +390,7 @@ class JEPATrainer(CheckpointedTrainer):
         loss = total_loss(output.parts, counts, lbd) * processes
         return (loss, output) if return_outputs else loss
 
-    def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
         """As `Trainer.training_step`, a scalar; the first step at which the loss is not finite is kept on the device."""
         loss = super().training_step(*args, **kwargs)
         breaks = ~loss.isfinite() & (self._broken_step == 0)
