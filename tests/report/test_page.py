@@ -121,7 +121,7 @@ def test_collapse_signs(tmp_path):
     text = Reader(page_of(*write_pair(tmp_path))).text("curves")
     # target_std .02 at the end: the mean cosine of two targets is 1 - .0004; the rank is 1 + 8 / 50
     assert "step collapse" in text and "target states have an effective rank of 1.16 (below 2.0)" in text
-    assert "two targets have a cosine of 0.9996 on average, computed from target_std 0.020 (a sign from 0.98;" in text
+    assert "two targets have a cosine of 0.9996 on average, computed from target_std 0.020 (a sign of" in text
     assert "regular collapse" not in text and "regular no sign" not in text
     log = json.loads((tmp_path / "step" / "metrics.json").read_text())
     log["log_history"] = [{**entry, "effective_rank": 50.0} for entry in log["log_history"]]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepjepa.config.option import Names
-from stepjepa.modeling.card import CONE_COSINE, LOW_RANK, RANK_ROWS, effective_rank
+from stepjepa.modeling.card import CONE_COSINE, CONE_WORDS, LOW_RANK, RANK_ROWS, effective_rank
 from stepjepa.objectives.options import LossOptions, PairOptions, PredictorOptions
 
 # Cosines of float32 states are accurate to about this value, so cosines that differ by less are tied.
@@ -288,7 +288,7 @@ def collapse_signs(numbers: GeometryNumbers) -> list[CollapseSign]:
         if cosine >= CONE_COSINE:
             text = (
                 f"{name} states point in one direction: two rows have a cosine of {cosine:.4f} on average "
-                f"(a sign from {CONE_COSINE}; plain models .76 to .96)"
+                f"({CONE_WORDS})"
             )
             signs.append(CollapseSign("cone", name, text))
     return signs

@@ -170,11 +170,12 @@ def _markdown(value: object) -> str:
 
 
 # The definition of collapse for the training log, the card, `stepjepa analyze` and the report. The states of plain language
-# models form a cone: two unrelated views have a cosine of .76 to .96, and the effective rank is well above 1. Collapsed
-# models reach a cosine of .995 and a rank of 1.0.
+# models form a cone: two unrelated views have a cosine of 0.76 to 0.96, and the effective rank is well above 1. Collapsed
+# models reach a cosine of 0.995 and a rank of 1.0.
 
-# Limit for the mean cosine of two rows: plain models are below it (.96 at most, as measured), collapsed ones above (.995).
+# Limit for the mean cosine of two rows: plain models are below it (0.96 at most, as measured), collapsed ones above (0.995).
 CONE_COSINE = 0.98
+CONE_WORDS = f"a sign of collapse from {CONE_COSINE} on; plain models have 0.76 to 0.96"
 # Limit for the effective rank of unit-length rows.
 LOW_RANK = 2.0
 # With fewer rows or dimensions, even healthy states have a low rank.
@@ -208,7 +209,7 @@ def logged_collapse(last: Mapping[str, float]) -> tuple[list[str], bool]:
     if cosine >= CONE_COSINE:
         texts.append(
             f"target states point in one direction: two targets have a cosine of {cosine:.4f} on average, "
-            f"computed from target_std {last['target_std']:.3f} (a sign from {CONE_COSINE}; plain models .76 to .96)"
+            f"computed from target_std {last['target_std']:.3f} ({CONE_WORDS})"
         )
     return texts, low
 
