@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
@@ -27,8 +26,6 @@ def test_what_is_public():
     assert all(getattr(stepjepa, name) is getattr(api, name) for name in api.__all__)
 
 
-@pytest.mark.parametrize("name", ["inspect", "report", "study"])
-def test_a_command_is_a_function_also_where_a_package_has_its_name(name):
-    assert import_module(f"stepjepa.{name}") is sys.modules[f"stepjepa.{name}"]
-    code = f"import stepjepa; from stepjepa.{name} import *; assert callable(stepjepa.{name})"
+def test_a_command_is_a_function_also_where_a_package_has_its_name():
+    code = "import stepjepa; from stepjepa.report import *; assert callable(stepjepa.report)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,36 +73,10 @@ def test_loops_on_two_processes_give_the_weights_of_the_trainer(on_two_processes
     torch.testing.assert_close(weights["fsdp"], weights["trainer"], atol=2e-6, rtol=0)
 
 
-class StandIn(torch.nn.Module):
-    """What of `lightning.LightningModule` the example's module calls, in one process."""
-
-    def __init__(self):
-        super().__init__()
-        self.global_step, self.losses = 0, []
-        self.trainer = SimpleNamespace(world_size=1, strategy=SimpleNamespace(reduce=lambda count, reduce_op: count))
-
-    def optimizers(self):
-        return self.optimizer
-
-    def manual_backward(self, loss):
-        loss.backward()
-
-    def clip_gradients(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
-        assert gradient_clip_algorithm == "norm"
-        torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], gradient_clip_val)
-
-    def log(self, name, value, **how):
-        self.losses.append(value)
-
-    def fit(self, loader):
-        self.optimizer = self.configure_optimizers()
-        for number, window in enumerate(loader):
-            self.training_step(window, number)
-            self.global_step += 1
-
-
-def lightning_run(tokenizer, name, base):
-    """The example's module with this base class, the loader of its steps, and its model."""
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["ema", "next_latent"])
+def test_the_lightning_module_gives_the_weights_of_the_trainer(tmp_path, tokenizer, name):
+    lightning = pytest.importorskip("lightning", reason="needs lightning")
     script, model = example("lightning_module"), model_for(tokenizer)
     encoder = parts.Encoder(tokenizer, model, **CASES[name])
     data, size = encoder.read(rows()), WINDOW["size"] * WINDOW["accumulation"]
@@ -111,22 +84,9 @@ def lightning_run(tokenizer, name, base):
     model = parts.attach(model, encoder).train()
     collate = parts.Collator(encoder, model)
     loader = DataLoader(examples, size, collate_fn=lambda window: script.window_of(window, collate, WINDOW["size"]))
-    return script.jepa_module(base)(model, encoder, STEPS, WINDOW["learning_rate"]), loader, model
-
-
-@pytest.mark.parametrize("name", ["ema", "next_latent"])
-@pytest.mark.parametrize("itself", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_the_lightning_module_gives_the_weights_of_the_trainer(tmp_path, tokenizer, name, itself):
-    """With a stand-in for Lightning, and with Lightning itself."""
-    if itself:
-        lightning = pytest.importorskip("lightning", reason="needs lightning")
-        module, loader, model = lightning_run(tokenizer, name, lightning.LightningModule)
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        lightning.Trainer(max_steps=STEPS, accelerator="cpu", **quiet).fit(module, loader)
-    else:
-        module, loader, model = lightning_run(tokenizer, name, StandIn)
-        module.fit(loader)
-        assert len(module.losses) == STEPS and not module.automatic_optimization
+    module = script.jepa_module(lightning.LightningModule)(model, encoder, STEPS, WINDOW["learning_rate"])
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    lightning.Trainer(max_steps=STEPS, accelerator="cpu", **quiet).fit(module, loader)
     assert_same_bits(saved(model), trainer_weights(tmp_path, tokenizer, CASES[name]))
 
 
@@ -227,12 +187,6 @@ def test_the_loss_divides_by_its_own_counts_or_by_those_of_a_window(tokenizer):
     torch.testing.assert_close(alone.float(), 2 * lm.sum / lm.count + 0.5 * jepa.sum / jepa.count)
 
 
-def test_lambda_follows_its_schedule(tokenizer):
-    encoder = parts.Encoder(tokenizer, objective="step_jepa", lbd=0.2, lbd_warmup_ratio=0.5)
-    assert [encoder.lbd(step, 4) for step in range(4)] == [0.0, 0.1, 0.2, 0.2]
-    assert encoder.lbd() == 0.0 and parts.Encoder(tokenizer).lbd() == 0.1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -240,8 +194,6 @@ def test_lambda_follows_its_schedule(tokenizer):
         ({**HORIZONS, "predictors": 0}, "predictors=0 predicts 2 horizons from one state"),
         ({"learning_rate": 1e-3}, "learning_rate is for JEPATrainer"),
         ({"grad_accum": 2}, "gradient_accumulation_steps is for JEPATrainer"),
-        ({"streaming": True}, "streaming is for JEPATrainer"),
-        ({"replay_ratio": 0.5}, "replay_ratio is for JEPATrainer"),
         ({"loss_scale": "reference"}, "loss_scale is for JEPATrainer"),
     ],
 )
@@ -249,11 +201,6 @@ def test_options_are_checked_like_flags(tokenizer, options, message):
     with pytest.raises(ConfigError, match=message) as raised:
         parts.Encoder(tokenizer, **options)
     assert "\n" not in str(raised.value)
-
-
-def test_other_spellings_are_options_too(tokenizer):
-    encoder = parts.Encoder(tokenizer, objective="step_jepa", finetune_seed=7, jepa_l2=True)
-    assert (encoder.options.seed, encoder.options.jepa_loss) == (7, "l2")
 
 
 def test_what_does_not_fit_is_one_line(tokenizer):

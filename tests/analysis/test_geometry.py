@@ -33,8 +33,10 @@ def states(rows=50, width=7, seed=0, cone=0.0):
     return (normal(rows, width, seed=seed) + cone).astype(np.float32)
 
 
-def test_pairs_by_hand():
+@pytest.mark.parametrize("block", [1, 2**23])
+def test_pairs_by_hand(block, monkeypatch):
     """Cosines: row 1 (1, 0, .6), row 2 (0, 1, .8), row 3 (-1, 0, -.6); their right targets have ranks 1, 1 and 2 of 3."""
+    monkeypatch.setattr(geometry, "_BLOCK", block)
     source = np.array([[2.0, 0.0], [0.0, 1.0], [-3.0, 0.0]])
     target = np.array([[1.0, 0.0], [0.0, 5.0], [3.0, 4.0]])
     numbers = pair_numbers(source, target)
@@ -48,22 +50,8 @@ def test_pairs_by_hand():
     assert asdict(numbers) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("block", [1, 137])
-def test_pairs_agree_with_the_full_matrix(block, monkeypatch):
-    monkeypatch.setattr(geometry, "_BLOCK", block)
-    source = states(seed=1, cone=0.5)
-    target = source + 0.8 * states(seed=2)
-    numbers = pair_numbers(source, target)
-    pairwise = pytest.importorskip("sklearn.metrics.pairwise")
-    cosine = pairwise.cosine_similarity(source.astype(np.float64), target.astype(np.float64))
-    off = cosine[~np.eye(50, dtype=bool)]
-    ranks = (cosine > np.diag(cosine)[:, None]).sum(axis=1) + 1
-    assert 0.1 < (ranks == 1).mean() < 0.9  # or the comparison would show nothing
-    assert numbers.aligned_mean == pytest.approx(np.diag(cosine).mean())
-    assert (numbers.shuffled_mean, numbers.shuffled_sd) == (pytest.approx(off.mean()), pytest.approx(off.std()))
-    assert numbers.retrieval_at_1 == pytest.approx((ranks == 1).mean())
-    assert numbers.mrr == pytest.approx((1 / ranks).mean())
-    cone = [np.float64(1000) + states(60, 9, seed) for seed in (1, 2)]  # cosines of 1 - 1e-5 or so keep their digits
+def test_cosines_of_a_narrow_cone_keep_their_digits():
+    cone = [np.float64(1000) + states(60, 9, seed) for seed in (1, 2)]
     off = (unit_rows(cone[0]) @ unit_rows(cone[1]).T)[~np.eye(60, dtype=bool)]
     numbers = pair_numbers(*cone)
     assert off.std() < 1e-5 and numbers.shuffled_sd == pytest.approx(off.std(), rel=1e-3)
@@ -123,8 +111,6 @@ def test_a_map_agrees_with_scikit_learn():
     held, mean_error = error(model.predict(source[test]), test), error(target[train].mean(axis=0), test)
     assert (found.train_rows, found.train_error) == (64, pytest.approx(error(model.predict(source[train]), train)))
     assert found.test_r2 == pytest.approx(1 - (held / mean_error) ** 2)
-    residual = target[train] - source[train] @ np.linalg.lstsq(source[train], target[train], rcond=None)[0]
-    assert found.train_error * 64**0.5 == pytest.approx(np.linalg.norm(residual))  # a Frobenius norm
     assert linear_map(source, target) != found
 
 

@@ -42,9 +42,7 @@ def test_a_linear_walk_is_a_linear_map():
     errors = prediction_errors(made_walks(lambda before, now: turn @ now), 2)
     for one in errors.values():
         assert one.linear < 1e-3 < 0.5 < one.line and one.linear < one.mlp < 0.7
-    repeated = prediction_errors(made_walks(lambda before, now: turn @ now), 2)
-    assert repeated == errors
-    assert prediction_errors(made_walks(lambda before, now: turn @ now, rows=20), 2) == {}  # too few to be fitted
+    assert prediction_errors(made_walks(lambda before, now: turn @ now), 2) == errors
 
 
 def test_a_bend_is_seen_by_the_mlp_alone():

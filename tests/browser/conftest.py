@@ -20,17 +20,6 @@ FETCHED = Path(__file__).resolve().parents[2] / ".venv" / "browser"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
-def pytest_configure(config):
-    config.addinivalue_line("markers", "browser: needs Chromium and Playwright (make setup_browser)")
-
-
-def pytest_collection_modifyitems(items):
-    here = Path(__file__).resolve().parent
-    for item in items:
-        if here in Path(item.fspath).resolve().parents:
-            item.add_marker(pytest.mark.browser)
-
-
 def missing(what):
     """Skip, and say so in the summary, which shows no reasons of skipped tests."""
     words = f"the page was not tested in a browser: {what} is missing; make setup_browser fetches it"

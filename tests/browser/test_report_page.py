@@ -1,19 +1,15 @@
-"""The page of ``stepjepa report`` as people use it: charts, filter, keyboard, themes, hostile text, paper, everybody."""
-
-from io import BytesIO
+"""The page of ``stepjepa report`` as people use it: charts, filter, hostile text, everybody."""
 
 import pytest
-from PIL import Image, ImageStat
 
 from stepjepa.cli.main import main
-from support.browsing import barriers, brightness, settled
+from support.browsing import barriers, settled
 from support.reports import write_evaluation, write_pair, write_run, write_study
 
-RTL = "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd abc"
 HOSTILE = {
     "q0": "</script><script>alert(1)</script>",
     "q1": "<img src=x onerror=alert(2)>",
-    "q2": RTL,
+    "q2": "\u05e9\u05dc\u05d5\u05dd \u05e2\u05d5\u05dc\u05dd abc",
     "q3": "\u202eleft &lt;",
 }
 
@@ -68,16 +64,6 @@ def test_the_filter(open_page, pair):
     assert page.locator(".card").nth(1).locator(".judged").all_inner_texts() == ["right", "wrong"]
     page.fill('input[type="search"]', "TEXT 4")
     assert questions(page) == ["4"] and "1 contain the search text" in page.inner_text("#shown")
-    page.fill('input[type="search"]', "")
-    page.focus('input[name="kind"]:checked')
-    page.keyboard.press("ArrowRight")
-    assert questions(page) == ["0"] and page.evaluate("document.activeElement.value") == "both"
-    page.keyboard.press("ArrowRight")
-    assert questions(page) == ["1", "4"] and page.evaluate("document.activeElement.value") == "a"
-    assert page.evaluate("getComputedStyle(document.activeElement.nextSibling).outlineStyle") == "solid"
-    page.keyboard.press("Tab")
-    page.keyboard.type("says text")
-    assert questions(page) == ["4"]
 
 
 def test_three_models(open_page, pages):
@@ -108,35 +94,9 @@ def test_a_chart_by_pointer_and_keys(open_page, pair):
     settled(page)
     tip = page.locator('[data-chart="lm_loss"] .tip')
     assert (step, value) == (20, 1) and tip.inner_text().split("\n\n") == ["step 20", "regular 1", "step 1"]
-    assert page.locator('[data-chart="lm_loss"] .cursor circle').count() == 2
-    page.mouse.move(2, 2)
-    assert tip.is_hidden() and page.locator('[data-chart="lm_loss"] .cursor circle').count() == 0
     page.focus('[data-chart="jepa_loss"] .plot')
-    first, last = "step 10; step 0.5", "step 50; step 0.1; step (evaluation) 0.2"
-    keys = "ArrowRight ArrowRight ArrowLeft End ArrowRight Home".split()
-    for key, said in zip(keys, (first, "step 20; step 0.25", first, last, last, first), strict=True):
-        page.keyboard.press(key)
-        assert page.inner_text("#say") == said
-    page.keyboard.press("Escape")
-    assert page.locator('[data-chart="jepa_loss"] .tip').is_hidden()
-
-
-@pytest.mark.parametrize(
-    ("name", "colour"),
-    [("pair", "getComputedStyle(document.querySelector('.plot path.line')).stroke"), ("small", "mask.inks.ink")],
-)
-def test_themes(open_page, request, name, colour):
-    """Of this page and of that of ``stepjepa inspect``, whose drawings change with them."""
-    page = open_page(request.getfixturevalue(name), scheme="dark")
-    assert brightness(page) < 128
-    before = page.evaluate(colour)
-    page.click("#theme")
-    assert brightness(page) > 128 and page.evaluate(colour) != before
-    page.click("#theme")
-    assert brightness(page) < 128
-    page.emulate_media(color_scheme="light")
-    page.reload()
-    assert brightness(page) > 128
+    page.keyboard.press("End")
+    assert page.inner_text("#say") == "step 50; step 0.1; step (evaluation) 0.2"
 
 
 def test_text_of_the_data_is_text(open_page, pair):
@@ -146,63 +106,7 @@ def test_text_of_the_data_is_text(open_page, pair):
         card = page.locator(".card").nth(place)
         assert card.locator(".question").inner_text() == f"question {text}"
         assert card.locator(".side .text").nth(1).inner_text() == f"step says {text}"
-    direction = "(e) => getComputedStyle(e).direction"
-    side = page.locator(".side .text").first
-    assert (side.get_attribute("dir"), side.evaluate(direction)) == ("auto", "ltr")
-    side.evaluate("(e, text) => (e.textContent = text)", RTL)
-    assert side.evaluate(direction) == "rtl"
-
-
-def test_answers_that_would_fill_a_screen_are_folded(open_page, tmp_path):
-    run = write_run(tmp_path / "run")
-    lines = "\n".join(f"line {number}" for number in range(64))
-    write_evaluation(run, "rww", q0="\n" * 64 + "end", q1=lines, q2="word " * 900)
-    made(run)
-    page = open_page(run / "report.html", width=375)
-    cards = page.locator(".card")
-    assert [cards.nth(n).locator("details").count() for n in range(3)] == [3, 3, 3]  # question, reference, answer
-    assert all(cards.nth(n).bounding_box()["height"] < 700 for n in range(3))
-    cards.nth(1).locator(".side summary").click()
-    assert cards.nth(1).locator(".side .text").inner_text().endswith("line 63")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 375
-
-
-@pytest.mark.parametrize("name", ["pair", "study"])
-def test_on_paper(open_page, pages, name):
-    page = open_page(pages[name], scheme="dark")
-    paper = page.pdf(format="A4", prefer_css_page_size=True)
-    assert paper.startswith(b"%PDF-") and len(paper) > 10_000
-    assert page.locator("details[open]").count() == 0  # folded again afterwards
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    page.set_viewport_size({"width": 700, "height": 1000})  # about what A4 has between its margins
-    assert page.locator("details:not([open])").count() == 0
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 32, 40)"
-    for gone in ("#theme", "nav", "#more", ".controls"):
-        assert page.locator(gone).count() == 0 or page.is_hidden(gone), gone
-    wide = """() => [...document.querySelectorAll("table")].filter((e) =>
-        e.getBoundingClientRect().right > innerWidth).map((e) => e.parentElement.ariaLabel)"""
-    assert page.evaluate(wide) == []
-    assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
-
-
-def test_a_shadow_lies_where_a_wide_table_continues(open_page, tmp_path):
-    runs = [write_run(tmp_path / f"a_run_with_a_long_name_{n}", lbd=n) for n in range(9)]
-    made(*runs)
-    page = open_page(runs[0] / "report.html", width=1280)
-    table = page.locator('.scroll[aria-label="Settings that differ"]')
-    assert table.evaluate("(e) => e.scrollWidth > e.clientWidth + 100")
-
-    def shadows():
-        settled(page)
-        picture = Image.open(BytesIO(table.screenshot())).convert("L")
-        columns = [picture.crop((x, 0, x + 1, picture.height)) for x in (1, picture.width - 2)]
-        return [ImageStat.Stat(column).median[0] < 225 for column in columns]  # most pixels of an edge are no letters
-
-    for place, expected in ((0, [False, True]), (60, [True, True]), (9999, [True, False])):
-        table.evaluate("(e, place) => (e.scrollLeft = place)", place)
-        assert shadows() == expected
+    assert page.locator(".side .text").first.get_attribute("dir") == "auto"
 
 
 CUT = """() => [...document.querySelectorAll("h1, h2, h3, p, li, .card .text")].filter((e) =>

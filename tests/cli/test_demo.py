@@ -1,7 +1,6 @@
 """The demo at a size that learns nothing: a study of one seed, its tables, its page, and no overwriting."""
 
 import json
-import sys
 
 from transformers import AutoModelForCausalLM
 
@@ -12,8 +11,6 @@ from support.runs import run_here
 
 def test_demo(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(stages, "run_process", run_here)
-    for extra in ("matplotlib", "statsmodels"):
-        monkeypatch.setitem(sys.modules, extra, None)  # as where they are not installed
     out = tmp_path / "demo"
     argv = ["demo", "--output_dir", str(out), "--train_rows", "16", "--test_rows", "4", "--seed", "3"]
     argv += ["--set", "evaluate.max_new_tokens=8", "jobs=1"]  # one at a time: they load models in this process
@@ -35,8 +32,6 @@ def test_demo(tmp_path, capsys, monkeypatch):
     settings = [json.loads((run / "model" / "run.json").read_text())["settings"] for run in runs.values()]
     differing = {key for key in settings[0] if settings[0][key] != settings[1][key]}
     assert differing == {"objective", "predictors", "output_dir"}
-    page = (out / "report.html").read_text()
-    assert all(words in page for words in ("step_jepa", "effective rank", "<svg", "question"))
     assert main(argv) == 0  # a finished demo is not repeated
     assert "seed 3: done" not in capsys.readouterr().out
     assert main([*argv, "--set", "base.max_steps=1"]) == 2

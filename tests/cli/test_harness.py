@@ -1,7 +1,6 @@
 """``stepjepa evaluate --harness``: against a stand-in of lm-eval, and against lm-eval itself on tasks of one's own."""
 
 import json
-import sys
 
 import pytest
 import yaml
@@ -47,17 +46,11 @@ def test_tasks_are_an_evaluation_with_intervals(home, capsys, monkeypatch):
     one = found["metrics"]["sums exact_match"]
     assert (one["kind"], one["value"], one["stderr"], one["n"]) == ("score", 0.5, 0.1, 6)
     assert found["metrics"]["sums exact_match strict"]["low"] is None and found["versions"]["lm_eval"] == "0.4.13"
-    # What reads evaluations reads these.
     assert evaluate(capsys, "a", *flags).startswith("already complete") and len(seen) == 1
     assert "harness_fewshot 2, not none" in evaluate(capsys, "a", *flags[:4], *flags[6:], status=2)
     assert main(["report", "a", "--output_file", "report.html"]) == 0
     page = (home / "report.html").read_text()
     assert "exact_match strict" in page and "mean of 6 answers" in page
-
-
-def test_without_the_harness_the_extra_is_named(home, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    assert "pip install 'stepjepa[eval]'" in evaluate(capsys, "a", "--harness", "sums", status=2)
 
 
 @pytest.mark.parametrize(("value", "confirmed"), [(None, False), ("0", False), ("1", True)])

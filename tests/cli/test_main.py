@@ -1,7 +1,8 @@
-"""The `stepjepa` command: dispatch, messages, exit statuses, `help`, `version`, --quiet, and words that left."""
+"""The `stepjepa` command: dispatch, messages, exit statuses, `help`, `version`, and --quiet."""
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,20 +19,8 @@ from support.rows import write
 
 @pytest.fixture
 def command(monkeypatch):
-    """Puts a function, or an error that is raised, in the place of `stepjepa train`."""
-
-    def install(run):
-        def fail(name, argv):
-            raise run
-
-        called = fail if isinstance(run, BaseException) else lambda name, argv: run(argv)
-        monkeypatch.setattr("stepjepa.cli.main.run", called)
-
-    return install
-
-
-def run_process(*words: str, **kwargs) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, **kwargs)
+    """Lets every command raise an error."""
+    return lambda error: monkeypatch.setattr("stepjepa.cli.main.run", Mock(side_effect=error))
 
 
 def test_help_and_version(capsys):
@@ -41,9 +30,7 @@ def test_help_and_version(capsys):
     out = capsys.readouterr().out
     assert out.startswith("usage: stepjepa COMMAND")
     assert all(f"  {name} " in out and command.summary in out for name, command in COMMANDS.items())
-    assert main([]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == "" and captured.err == out
+    assert main([]) == 2 and capsys.readouterr().err == out
     assert main(["--version"]) == 0 == main(["version"])
     assert capsys.readouterr().out == f"stepjepa {stepjepa.__version__}\n" * 2
     assert main(["prepare", "--help"]) == 0 == main(["help", "prepare"])
@@ -51,18 +38,11 @@ def test_help_and_version(capsys):
     assert both[: len(both) // 2] == both[len(both) // 2 :] != ""
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("Demo", "unknown command 'Demo'; did you mean 'demo'?"),
-        ("sft", "unknown command 'sft'; did you mean 'train'?"),
-        ("--versoin", "unknown option '--versoin'; did you mean '--version'?"),
-    ],
-)
-def test_unknown_command_names_the_nearest(word, message, capsys):
-    assert main([word, "--help"]) == 2
+def test_unknown_command_names_the_nearest(capsys):
+    assert main(["Demo", "--help"]) == 2
     assert capsys.readouterr().err == (
-        f"stepjepa: error: {message}\nCommands: {', '.join(COMMANDS)}. More: stepjepa --help\n"
+        "stepjepa: error: unknown command 'Demo'; did you mean 'demo'?\n"
+        f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help\n"
     )
 
 
@@ -70,10 +50,8 @@ def test_unknown_command_names_the_nearest(word, message, capsys):
     ("error", "status", "message"),
     [
         (DataError("bad row"), 2, "stepjepa train: error: bad row\n"),
-        (ConfigError("bad row"), 2, "stepjepa train: error: bad row\n"),
         (KeyboardInterrupt(), 130, "stepjepa train: interrupted\n"),
         (SystemExit(None), 0, ""),  # argparse leaves this way
-        (SystemExit(3), 3, ""),
         (SystemExit("no such thing"), 1, "no such thing\n"),
     ],
 )
@@ -83,14 +61,6 @@ def test_what_a_command_raises_becomes_a_line_and_a_status(error, status, messag
     assert main(["train"]) == status
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", message)
-
-
-def test_traceback_on_request(command, capsys, monkeypatch):
-    monkeypatch.setenv("STEPJEPA_TRACEBACK", "1")
-    command(DataError("bad row"))
-    assert main(["train"]) == 2
-    err = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in err and err.endswith("stepjepa train: error: bad row\n")
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), BrokenPipeError("a data worker died")])
@@ -104,26 +74,8 @@ def test_closed_pipe_is_quiet():
     # As in `stepjepa --help | true`: the reader has gone before anything is written.
     code = "import os, sys\nr, w = os.pipe()\nos.close(r)\nos.dup2(w, 1)\nos.close(w)\n"
     code += "from stepjepa.cli.main import main\nsys.exit(main(['--help']))"
-    done = run_process("-c", code)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (141, "")
-
-
-def test_python_dash_m():
-    done = run_process("-m", "stepjepa", "nonsense")
-    assert done.returncode == 2 and "unknown command 'nonsense'" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        ("score solutions.jsonl --model_path run", "score: energies of solutions were removed"),
-        ("--print-completion bash", "--print-completion: shell completion was removed"),
-    ],
-)
-def test_what_left_is_answered_in_one_line(words, answer, capsys):
-    assert main(words.split()) == 2
-    error = capsys.readouterr().err.strip()
-    assert answer in error and error.count("\n") == 0
 
 
 def test_an_older_resolved_yaml_still_repeats_its_run(tmp_path):
@@ -133,9 +85,7 @@ def test_an_older_resolved_yaml_still_repeats_its_run(tmp_path):
     parser = StrictParser((RunOptions, JEPAConfig), aliases=published(RunOptions, JEPAConfig))
     assert parser.values(["--config", str(file)]) == {"lbd": 0.5}
     file.write_text("allow_code_execution: true\n")
-    with pytest.raises(
-        ConfigError, match="resolved.yaml:1: allow_code_execution: running code that a model writes is no longer"
-    ):
+    with pytest.raises(ConfigError, match="resolved.yaml:1: allow_code_execution: running code that a model writes is"):
         parser.values(["--config", str(file)])
 
 
@@ -150,9 +100,7 @@ def test_quiet_commands_print_errors_and_results(tmp_path, capfd):
     assert main(["evaluate", str(run), str(file), *flags, "--quiet"]) == 0
     said = capfd.readouterr()
     assert said.err == "" and said.out.startswith("exact ")
-    assert main(["evaluate", "--quiet", str(run), str(tmp_path / "no.jsonl"), *flags]) == 2
+    assert main(["--quiet", "evaluate", str(run), str(tmp_path / "no.jsonl"), *flags]) == 2
     assert "no such file" in capfd.readouterr().err
-    assert main(["--quiet", "evaluate", str(run), str(file), *flags]) == 0, "in front of the command too"
-    assert capfd.readouterr().err == ""
     say("loud again")
     assert capfd.readouterr().out == "loud again\n"

@@ -1,33 +1,15 @@
 """``stepjepa report``: the command."""
 
-import pytest
-
-import stepjepa
 from stepjepa.cli.main import main
-from stepjepa.errors import ConfigError
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import run_training
-from support.reports import page_data, write, write_pair, write_run
+from support.reports import page_data, write, write_run
 from support.rows import step_rows
 
 
 def report(*words):
     return main(["report", *map(str, words)])
-
-
-def test_a_page_of_two_runs(tmp_path, capsys):
-    a, b = write_pair(tmp_path)
-    assert report(a, b) == 0
-    page = a / "report.html"
-    said = capsys.readouterr().out
-    assert said == f"written: {page} ({page.stat().st_size / 1e6:.2f} MB)\n"
-    assert '<h1 dir="auto">regular and step</h1>' in page.read_text("ascii")
-    assert [path.name for path in a.iterdir() if path.name.startswith(".")] == []
-    done = stepjepa.report(folders=[str(a), str(b)], overwrite=True)  # the same options by name
-    assert (done.path, done.bytes, done.problems, f"{done}\n") == (page, page.stat().st_size, [], said)
-    with pytest.raises(ConfigError, match="report.html exists"):
-        stepjepa.report(folders=[str(a)])
 
 
 def test_nothing_is_written_over(tmp_path, capsys):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import re
 from pathlib import Path
 
 import pytest
 
 from stepjepa.config.parser import StrictParser, build
-from stepjepa.config.yaml_file import dump_yaml, write_yaml
+from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.errors import ConfigError
 from support.options import ALIASES, Color, Options, Trainer
 
@@ -32,39 +30,28 @@ def parse(*argv: str) -> Options:
     return build((Options,), StrictParser((Options,)).values(argv))[0]
 
 
-def parse_both(*argv: str) -> tuple[Options, Trainer]:
-    return build((Options, Trainer), StrictParser((Options, Trainer), aliases=ALIASES).values(argv))
-
-
-def message(*argv: str, call=parse) -> str:
+def message(*argv: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        call(*argv)
+        parse(*argv)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("line", "name", "value"),
     [
-        ("predictors: '3'", "predictors", 3),
         ("lbd: 1e-5", "lbd", 1e-5),
         ("jepa_ratio: ~", "jepa_ratio", None),
         ("step_separator: 3.70", "step_separator", "3.70"),
         ("train_file: 'none'", "train_file", "none"),
         ("lora: yes", "lora", True),
-        ("shuffle: off # comment", "shuffle", None),
         ("layers:\n- 1\n- 2", "layers", [1, 2]),
         ("modules: [none, 'null', no, 1]", "modules", ["none", "null", "no", "1"]),
         ("kwargs: {a: 1e-5, b: [no, true, null], c: 010, d: {e: 3}}", "kwargs",
          {"a": 1e-5, "b": ["no", True, None], "c": "010", "d": {"e": 3}}),
-        ("kwargs: '{\"a\": 1}'", "kwargs", {"a": 1}),
     ],
 )  # fmt: skip
 def test_a_key_sets_its_field(line, name, value, write):
-    path = write(line)
-    if name == "shuffle":  # a word that YAML 1.1 alone takes for a boolean is refused, as it is for a flag
-        assert message("--config", path) == "run.yaml:1: shuffle: expected true or false, got 'off'"
-        return
-    options = parse("--config", path)
+    options = parse("--config", write(line))
     assert options == Options(**{name: value})
     assert type(getattr(options, name)) is type(value)
 
@@ -73,23 +60,18 @@ def test_a_key_sets_its_field(line, name, value, write):
     ("line", "text"),
     [
         ("predictors: true", "predictors: expected a whole number, got 'true'"),
-        ("predictors: [1, 2]", "predictors: expected a whole number, got the list [1, 2]"),
+        ("shuffle: off", "shuffle: expected true or false, got 'off'"),  # only YAML 1.1 takes it for a boolean
         ("lbd: .nan", "lbd: expected a number, got '.nan'"),
         ("layers: {a: 1}", "layers: expected a list (a whole number each), got a mapping"),
         ("predictor: 3", "unknown key 'predictor'; did you mean 'predictors'?"),
-        ("derived: 3", None),
         ("no_lora: true", "unknown key 'no_lora'; write lora: false"),
-        ("<<: {lbd: 1}", None),
-        ("lbd: !!python/object:os.system {}", None),
+        ("<<: {lbd: 1}", "unknown key '<<'"),
+        ("lbd: !!python/object:os.system {}", "not valid YAML: "),
     ],
 )
 def test_a_key_or_value_that_does_not_fit(line, text, write):
-    path = write(f"# options\n\nmodules: [a]\n{line}\n")
-    got = message("--config", path)
-    if text is None:
-        assert re.match(r"run.yaml:[45]: (unknown key|not valid YAML: )", got), got
-    else:
-        assert got == f"run.yaml:4: {text}"
+    got = message("--config", write(f"# options\n\nmodules: [a]\n{line}\n"))
+    assert got.startswith(f"run.yaml:4: {text}")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +81,6 @@ def test_a_key_or_value_that_does_not_fit(line, text, write):
             "lbd: 1\nlora: true\nlbd: 2\n",
             "run.yaml:3: the key 'lbd' occurs twice, first in run.yaml:1; keep one of them",
         ),
-        ("kwargs:\n  a: 1\n  a: 1\n", "run.yaml:3: the key 'a' occurs twice, first in run.yaml:2; keep one of them"),
         ("- lbd\n- 1\n", "run.yaml:1: options: expected a mapping of names to values, got the list [lbd, 1]"),
         ("lbd: 1\n---\nlbd: 2\n", "run.yaml:2: not valid YAML: but found another document"),
         (b"lbd: \xff\xfe\n", "run.yaml: cannot be read as a UTF-8 text file ("),
@@ -111,7 +92,7 @@ def test_a_file_that_cannot_be_used(text, expected, write):
     assert got == expected or (expected.endswith(("(", "character")) and got.startswith(expected)), got
 
 
-@pytest.mark.parametrize("text", ["", "# nothing\n", "---\n", "{}\n", "\ufeff", "null\n"])
+@pytest.mark.parametrize("text", ["", "# nothing\n", "null\n"])
 def test_an_empty_file_sets_nothing(text, write):
     assert StrictParser((Options,)).values(["--config", write(text)]) == {}
 
@@ -133,17 +114,6 @@ def test_flags_win_over_the_file_wherever_they_stand(write):
         assert parser.values(line) == want
 
 
-def test_aliases_in_the_file(write):
-    path = write("batch_size: 4\nregular: true\ninfonce: false\nuse_lora: true\ndebug: 5\nsteps: 9\n")
-    options, trainer = parse_both("--config", path)
-    assert options == Options(objective="regular", lora=True)
-    assert trainer == Trainer(per_device_train_batch_size=4, verbosity=5, max_steps=9)
-    assert message("--config", write("lbd: 1\nregular: true\nobjective: llm_jepa\n"), call=parse_both) == (
-        "run.yaml:2: regular sets objective to 'regular', but run.yaml:3: objective sets it to 'llm_jepa'; "
-        "keep one of them"
-    )
-
-
 # Writing
 
 HARD = Options(
@@ -160,7 +130,6 @@ HARD = Options(
         Options(),
         HARD,
         Options(report_to=None, space="false", seen=True, kwargs="x.json", train_file="~", lbd=-1e-30, horizon=0),
-        Options(step_separator="- a\n  b\n\n", train_file="on", seen="5", space="1e5"),
     ],
 )
 def test_a_dump_parses_back(options, tmp_path):
@@ -170,19 +139,6 @@ def test_a_dump_parses_back(options, tmp_path):
     first = path.read_text()
     dump_yaml([options], path)  # over an existing file
     assert path.read_text() == first and os.listdir(path.parent) == ["resolved.yaml"]
-
-
-def test_what_a_dump_holds(tmp_path):
-    path = tmp_path / "r.yaml"
-    options = Options(plugin=Options(), jepa_ratio=None)
-    write_yaml({"a": 1}, path, header="Repeat with\n--config r.yaml")
-    assert path.read_text() == "# Repeat with\n# --config r.yaml\na: 1\n"
-    dump_yaml((options, Trainer(verbose=True)), path)
-    text = path.read_text()
-    assert text.startswith("objective: step_jepa\n")
-    assert "\njepa_ratio" not in text and "plugin" not in text and "derived" not in text
-    assert 'step_separator: "\\n\\n"\n' in text and "output_dir: o\nverbose: true\n" in text
-    assert parse_both("--config", str(path)) == (dataclasses.replace(options, plugin=None), Trainer(verbose=True))
 
 
 ARGUMENTS = """--batch_size 3 --learning-rate 1e-5 --lr_scheduler_type cosine --save_strategy no --report_to none
@@ -210,6 +166,3 @@ def test_training_arguments(tmp_path):
     assert {*parser.options} - dumped == {"local_rank", "overwrite_output_dir", "resume_from_checkpoint"}
     for name in dumped:
         assert parser.options[name].secret or getattr(again, name) == getattr(args, name), name
-    with pytest.raises(ConfigError) as caught:  # the class's own check
-        build((JEPAConfig,), parser.values(["--output_dir", "o", "--bf16", "--fp16"]))
-    assert "\n" not in str(caught.value)

@@ -6,7 +6,7 @@ import pytest
 
 from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.errors import ConfigError, RowError
-from support.templates import FORMATS, R1_LIKE
+from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, fresh, source_file
 
 # What stands in front of an answer and behind the last one, typed from the published templates.
@@ -50,23 +50,11 @@ def shown(rendered):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_messages_in_every_template(name):
-    made = renderer(name)
-    messages = chat("12+5?", ANSWER, system="Be brief.")
-    out = made.render(messages)
-    before, after = AROUND[name]
-    answer = out.spans[-1]
-    assert out.text[: answer.start].endswith(before)
-    assert out.text[answer.end :] == after
+    out = renderer(name).render(chat("12+5?", ANSWER, system="Be brief."))
+    asked = [("system", "Be brief."), ("user", "12+5?")]
     if name == "gemma":
-        assert out.folded_system
-        assert shown(out) == [("user", "Be brief.\n\n12+5?"), ("assistant", ANSWER)]
-    else:
-        assert not out.folded_system
-        assert shown(out) == [("system", "Be brief."), ("user", "12+5?"), ("assistant", ANSWER)]
-        if name != "dated":  # its date is pinned, see below
-            assert out.text == byte_bpe_tokenizer(template=name).apply_chat_template(
-                messages, tokenize=False, date_string="26 Jul 2024"
-            )
+        asked = [("user", "Be brief.\n\n12+5?")]
+    assert shown(out) == [*asked, ("assistant", ANSWER)] and out.folded_system is (name == "gemma")
     assert out.text.count("<s>") == FORMATS[name].writes_bos
 
 
@@ -103,8 +91,6 @@ def test_a_template_that_leaves_the_system_out_gets_it_folded():
     out = renderer(DROPS_SYSTEM).render(chat("Q", "A", system="S"))
     assert out.folded_system and out.text == "<user>S\n\nQ</><assistant>A</>"
     assert shown(out) == [("user", "S\n\nQ"), ("assistant", "A")]
-    blank = renderer(DROPS_SYSTEM).render(chat("Q", "A", system=" "))
-    assert blank.text == "<user>Q</><assistant>A</>"
     with pytest.raises(RowError, match="no user message to put"):
         renderer(DROPS_SYSTEM).render([{"role": "system", "content": "S"}, {"role": "assistant", "content": "A"}])
 
@@ -120,7 +106,6 @@ def test_a_template_that_leaves_the_system_out_gets_it_folded():
         ),
         ("{% for m in messages %}<{{ m['content'] | upper }}>{% endfor %}", "message_not_found"),
         ("{% for m in messages %}<{{ m['content'] }}|{{ m['content'] }}>{% endfor %}", "message_not_found"),
-        ("{% for m in messages | reverse %}<{{ m['content'] }}>{% endfor %}", "message_not_found"),
         ("{% for m in messages if m['role'] == 'user' %}<{{ m['content'] }}>{% endfor %}", "message_not_found"),
         ("{{ raise_exception('no\nthank you') }}", "template_refused"),
     ],
@@ -144,14 +129,6 @@ def test_a_template_that_does_not_end_is_stopped(monkeypatch):
     assert signal.getsignal(signal.SIGVTALRM) == before and signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
-def test_without_a_generation_prompt_an_answer_is_not_taken_to_begin_behind_the_question():
-    short = "{{ '(short)' if m['content']|length < 4 else '' }}"
-    template = f"{{% for m in messages %}}{short}<{{{{ m['role'] }}}}>{{{{ m['content'] }}}}</>{{% endfor %}}"
-    assert shown(renderer(template).render(chat("Question", "Answer")))[1] == ("assistant", "Answer")
-    with pytest.raises(RowError, match=r"message 2 \(assistant\) cannot be located"):
-        renderer(template).render(chat("Question", "A"))
-
-
 def test_the_day_of_the_run_is_not_in_the_text():
     out = renderer("dated").render(chat("Q", "A", system="S"))
     assert out.text.startswith("<|im_start|>system\nToday is 26 July 2024.\n\nS<|im_end|>\n")
@@ -160,8 +137,6 @@ def test_the_day_of_the_run_is_not_in_the_text():
     contents = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
     every = "{% set f = '%-d/%-m/%y %A %b %H:%M %F' %}\n{{ strftime_now(f) }}" + contents
     assert renderer(every).render(chat("Q", "A")).text == "26/7/24 Friday Jul 00:00 2024-07-26<Q><A>"
-    bare = "{{ date_string }}" + contents
-    assert renderer(bare).render(chat("Q", "A")).text == "26 Jul 2024<Q><A>"
     pinned = renderer("llama3", date_string="1 May 2020")
     assert "Today Date: 1 May 2020\n" in pinned.render(chat("Q", "A")).text
 
@@ -178,6 +153,9 @@ def test_template_files(tmp_path):
     tokenizer = fresh(byte_bpe_tokenizer())
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="--chat_template FILE"):
+        ChatRenderer(tokenizer)
+    tokenizer.chat_template = {"tool_use": "{{ tools }}", "rag": "{{ documents }}"}
+    with pytest.raises(ConfigError, match="several chat templates"):
         ChatRenderer(tokenizer)
 
 
@@ -196,33 +174,6 @@ def test_thinking_switched_on_and_off(thinking):
         assert shown(made.render(chat("</think> @@stepjepa@@", content)))[1] == ("assistant", own)
         later = made.render(chat("Q", content, "R", content, "S", "A"))
         assert [text for role, text in shown(later) if role == "assistant"] == ["It is 17.", "It is 17.", "A"]
-
-
-def test_reasoning_that_the_template_drops_is_in_no_span():
-    made = renderer(R1_LIKE)
-    thought = "<think>\nA sum.\n</think>\n\nIt is 17."
-    out = made.render(chat("Q", thought, "R", "A sum.</think>17.", system="S"))
-    assert out.text == "<s>S<|User|>Q<|Assistant|>\n\nIt is 17.<|im_end|><|User|>R<|Assistant|>17.<|im_end|>"
-    assert [text for _, text in shown(out)] == ["S", "Q", "\n\nIt is 17.", "R", "17."]
-    assert made.prompt(chat("Q")) == "<s><|User|>Q<|Assistant|><think>\n"
-
-
-def test_what_is_not_the_templates_cannot_be_passed_to_it():
-    with pytest.raises(ConfigError, match="chat_template_kwargs: tokenize cannot be set"):
-        renderer("chatml", tokenize=True)
-    tools = [{"type": "function", "function": {"name": "add"}}]
-    template = "{{ tools[0].function.name }}{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
-    assert renderer(template, tools=tools).render(chat("Q", "A")).text == "add<Q><A>"
-
-
-def test_one_of_several_templates():
-    tokenizer = fresh(byte_bpe_tokenizer())
-    default = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
-    tokenizer.chat_template = {"tool_use": "{{ tools }}", "default": default}
-    assert shown(ChatRenderer(tokenizer).render(chat("Q", "A"))) == [("user", "Q"), ("assistant", "A")]
-    tokenizer.chat_template = {"tool_use": "{{ tools }}", "rag": "{{ documents }}"}
-    with pytest.raises(ConfigError, match="several chat templates"):
-        ChatRenderer(tokenizer)
 
 
 def test_mistral_commons_tokenizer_is_refused_for_chats():

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import random
 import re
 import resource
 import signal
@@ -11,30 +10,25 @@ import subprocess
 import sys
 import time
 
-import datasets
 import pytest
 
 from stepjepa.data.options import SYSTEM_PROMPT
 from stepjepa.data.prepare import PrepareOptions, prepare
-from stepjepa.data.prepare_rows import Converter, question_key
+from stepjepa.data.prepare_rows import Converter
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.utils.parallel import mapped
-from support.rows import gsm8k, lines
+from support.rows import gsm8k, lines, write
 
 LINE = json.dumps(gsm8k(4)).encode() + b"\n"
 HALF = b'{"question": "\\ud83d", "answer": "a\\nb\\n#### 1"}\n'
 
 
-def write(path, rows):
+def run(folder, rows, name="out.jsonl", **changes):
+    source = folder / "raw.jsonl"
     if isinstance(rows, bytes):
-        path.write_bytes(rows)
+        source.write_bytes(rows)
     else:
-        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-    return path
-
-
-def run(folder, rows, name="out.jsonl", suffix="jsonl", **changes):
-    source = write(folder / f"raw.{suffix}", rows) if isinstance(rows, (list, bytes)) else rows
+        write(source, rows)
     return prepare(PrepareOptions(output_file=str(folder / name), **{"overwrite": True, **changes}), source)
 
 
@@ -61,28 +55,9 @@ def test_a_row(tmp_path):
         '{"role": "user", "content": "What is 4 and 1?"}, '
         '{"role": "assistant", "content": "He has 4 of them.\\n\\nWith one more 4+1=5.\\n\\\\boxed{5}"}]}\n'
     )
-    run(tmp_path, [gsm8k(4, "What is “4” and 1?")], system_prompt=None)
-    (row,) = lines(tmp_path / "out.jsonl")
-    assert [message["role"] for message in row["messages"]] == ["user", "assistant"]
-    assert "“4”" in (tmp_path / "out.jsonl").read_text()  # readable, no escapes
     run(tmp_path, [gsm8k(4, "a\u2028b\x85c\u2029d\x0be")])
     assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 1  # but where a reader would see a line's end
     assert lines(tmp_path / "out.jsonl")[0]["question"] == "a\u2028b\x85c\u2029d\x0be"
-
-
-def test_every_row_is_counted_once(tmp_path):
-    rows = [gsm8k(1), "", "  ", {"question": "q", "answer": "#### 3"}, '{"question": ', {"question": "q"}, gsm8k(2)]
-    report = run(tmp_path, [*rows, {"question": None, "answer": "\x1b[2J\n#### 1"}], name="sub/out.jsonl")
-    assert (report.rows_read, report.rows_kept) == (6, 2)
-    assert report.rows_skipped == {"too_few_steps": 1, "broken_json": 1, "no_known_columns": 1, "content_not_text": 1}
-    file = tmp_path / "raw.jsonl"
-    assert report.first_skipped["too_few_steps"].startswith(f"{file} line 4: 1 step found (--min_step_length is 1)")
-    assert report.first_skipped["no_known_columns"].startswith(f"{file} line 6: ")
-    assert report.first_skipped["content_not_text"].startswith(f"{file} line 8: ")
-    assert all(line.isprintable() for line in report.lines())
-    record = json.loads((tmp_path / "sub" / "out.report.json").read_text())
-    assert record["rows_skipped"] == report.rows_skipped and record["first_skipped"] == report.first_skipped
-    assert record["options"]["min_steps"] == 2
 
 
 def test_only_correct_responses(tmp_path):
@@ -111,7 +86,6 @@ def test_dedup_keeps_the_first_that_can_be_kept(tmp_path):
     assert report.rows_skipped == {"too_few_steps": 1, "duplicate": 1}
     assert [row["ground_truth"] for row in lines(tmp_path / "out.jsonl")] == ["1", "3"]
     assert run(tmp_path, rows, dedup=True, strict_data=True).rows_kept == 2  # what was asked for is no fault
-    assert question_key("ﬁve Ａpples") == question_key("Five apples") != question_key("Five pears")
 
 
 def test_validation_rows(tmp_path):
@@ -148,16 +122,6 @@ def test_processes_change_nothing(tmp_path, monkeypatch):
         list(mapped(os._exit, iter([3] * 9), 2, "num_proc"))
 
 
-def test_other_sources(tmp_path):
-    """The first rows are looked at before all are read."""
-    rows = [gsm8k(n) for n in range(5)]
-    data = datasets.Dataset.from_list(rows)
-    both = datasets.DatasetDict(test=data, train=data.select([0]))
-    for number, source in enumerate((iter(rows), data.to_iterable_dataset(), both)):
-        options = PrepareOptions(output_file=str(tmp_path / f"{number}.jsonl"), dataset_split="test")
-        assert prepare(options, source).rows_kept == 5
-
-
 def test_the_default_prompt_asks_for_a_box_and_only_answers_with_one_get_it(tmp_path):
     long = "A sentence that is long enough."
     rows = [{"question": "a", "answer": f"{long}\n\n{long}"}]
@@ -175,9 +139,7 @@ def test_the_default_prompt_asks_for_a_box_and_only_answers_with_one_get_it(tmp_
         (b'{"question": "caf\xe9", "answer": "a"}\n', "not_utf8", "not UTF-8 text (invalid continuation byte)"),
         (b'{"a": ' * 100_000 + b"\n", "broken_json", "nested too deeply"),
         (b'{"question": "' + b"x" * 65 * 2**20, "line_too_long", "the line has more than 64 MiB"),
-        (HALF, "broken_text", "the lone surrogate \\ud83d"),
         (LINE[:-2] + b', "ground_truth": "\\ud83d"}\n', "broken_text", "the row contains"),
-        (b'{"' + b"k" * 3000 + b'": 1}\n', "no_known_columns", f"columns found: {'k' * 80}...;"),
         (b'{"question": "q", "answer": "' + b"\\\\[ " * 400_000 + b'"}\n', "text_too_long", "at most 1,000,000"),
     ],
 )
@@ -198,7 +160,6 @@ def test_a_bad_row(tmp_path, line, reason, words):
     [
         (b"", "raw.jsonl: the file or data set is empty; it needs at least one row"),
         (b'[\n{"question": "q"}]', "raw.jsonl: format not recognised (columns found: question)"),
-        (b'[\n{"question": "q"},]', "raw.jsonl: broken JSON (Expecting value: line 2 column 19"),
         (LINE.decode().encode("utf-16"), "raw.jsonl line 1: not UTF-8 text (invalid start byte)"),
         (b'{"question": "q", "answer": "#### 1"}\n', "none of 1 rows can be kept; skipped 1: too few steps (first: "),
     ],
@@ -235,25 +196,18 @@ def expected(source, tmp_path_factory):
 
 
 @pytest.mark.long
-def test_killed_processes(source, expected, tmp_path):
-    words = "--output_file out.jsonl --dedup --valid_ratio 0.2 --overwrite --num_proc 2".split()
-    command = [sys.executable, "-m", "stepjepa", "prepare", str(source), *words]
-    rng, killed = random.Random(2), 0
-    for attempt in range(40):
-        process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True)
-        while process.poll() is None and hidden(tmp_path) == []:
-            time.sleep(0.001)
-        time.sleep(rng.random() * 0.2 * attempt)  # late enough in the end
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            killed += 1
-        _, error = process.communicate(timeout=60)  # ends only when the workers have gone too: they hold the pipes
-        seen = contents(tmp_path)
-        assert all(seen[name] == expected[name] for name in seen)
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, error
-    assert contents(tmp_path) == expected and hidden(tmp_path) == [] and killed
+def test_a_killed_process_leaves_no_part_of_a_file(source, expected, tmp_path):
+    words = "--output_file out.jsonl --dedup --valid_ratio 0.2 --num_proc 2".split()
+    command = [sys.executable, "-m", "stepjepa", "prepare", source, *words]
+    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True)
+    while process.poll() is None and hidden(tmp_path) == []:
+        time.sleep(0.001)
+    process.kill()
+    process.wait(timeout=60)
+    seen = contents(tmp_path)
+    assert all(seen[name] == expected[name] for name in seen)
+    prepare(options(tmp_path, source, overwrite=True))
+    assert contents(tmp_path) == expected and hidden(tmp_path) == []
 
 
 @pytest.mark.parametrize("after", [0, 100_000])

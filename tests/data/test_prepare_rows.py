@@ -13,10 +13,8 @@ from stepjepa.data.prepare_rows import (
     Converter,
     RawExample,
     RawFormat,
-    fit_lengths,
     read_example,
     recognise,
-    response_parts,
 )
 from stepjepa.data.steps import make_splitter
 from stepjepa.errors import DataError, RowError
@@ -46,7 +44,6 @@ LONG = "A sentence that is long enough."
         ({**GSM8K, "answer": "a\r\nb\r\n#### 72\r\n", "ground_truth": "7"}, {}, "7", ["a", "b\n\\boxed{72}"]),
         (TEACHER, {}, "72", TAUGHT),
         (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
-        ({"question": "How many?", "response": TEACHER["deepseek_response"]}, {}, None, TAUGHT),
         *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
         (
             NAMED,
@@ -69,14 +66,11 @@ def test_formats(row, changes, truth, steps):
     [
         ([GSM8K], {}, "gsm8k", (None, None)),
         ([TEACHER], {}, "teacher", (None, "deepseek_response")),
-        ([{"prompt": "a", "completion": "b"}], {}, "columns", (None, None)),
         ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k", (None, None)),
-        ([{**TEACHER, "deepseek_response": None}, TEACHER, TEACHER], {}, "teacher", (None, "deepseek_response")),
         ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns", (None, None)),  # the first is the answer
         ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", (None, None)),
-        ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", ("q", "r")),
         ([TEACHER], {"format": "gsm8k"}, "gsm8k", (None, None)),
-        ([GSM8K], {"format": "teacher"}, "teacher", (None, "deepseek_response")),
+        ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", ("q", "r")),
     ],
 )
 def test_recognised(raw, changes, name, columns):
@@ -88,7 +82,6 @@ def test_recognised(raw, changes, name, columns):
     ("raw", "changes", "words"),
     [
         ([{"id": 1, "text": "a"}], {}, "not recognised (columns found: id, text); name the columns with --questio"),
-        (["a", "b"], {}, "the rows are JSON of type str; JSON objects are expected"),
         ([GSM8K], {"response_column": "deepsek"}, "'deepsek' (found: question, answer)"),
     ],
 )
@@ -100,9 +93,6 @@ def test_not_recognised(raw, changes, words):
 @pytest.mark.parametrize(
     ("response", "row", "reason", "words"),
     [
-        (None, 3, "not_an_object", "the row has type int"),
-        (None, {"question": "q"}, "no_known_columns", "columns found: question; expected"),
-        (None, {"question": None, "answer": "#### 1"}, "content_not_text", "message 1 (user) has content of type None"),
         (None, {"question": " \n", "answer": "#### 1"}, "empty_text", "the question is empty"),
         (None, {"question": "q", "answer": "x\n####"}, "no_final_answer", "it ends in 'x\\n####'"),
         ("r", {"question": "q", "r": None}, "no_answer", "column 'r' is null"),
@@ -131,12 +121,12 @@ TITLES = ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of the
     ("response", "changes", "steps"),
     [
         (f"{TITLES[0]}\n\n**Step 2:** Add both of them:\n\n\\[ 48+24 = 72 \\]", {}, TITLES),
-        (f"Step 1: {LONG}\nStep 2: {LONG}", {}, [f"Step 1: {LONG}", f"Step 2: {LONG}"]),
         (f"{LONG}\n\n```\n{LONG}\n\n{LONG}", {}, [LONG, f"```\n{LONG}\n\n{LONG}"]),  # a fence that never closes
         (f"{LONG}\n{LONG} | {LONG}\n\n{LONG}", {"step_splitter": "lines"}, [LONG, f"{LONG} | {LONG}", LONG]),
         (f"{LONG}\n\n{LONG}", {"final": "1,200"}, [LONG, f"{LONG}\n\\boxed{{1,200}}"]),
-        ("", {"format": "gsm8k", "final": "7"}, ["\\boxed{7}"]),
         ("5*3=15\n15+1=16", {"format": "gsm8k", "final": "16"}, ["5*3=15", "15+1=16\n\\boxed{16}"]),
+        (f"{LONG}\n\nShort.\n\n{LONG}", {}, [f"{LONG}\nShort.", LONG]),
+        (f"{LONG}\n\nSo:\n\n\\boxed{{72}}", {"drop_short": True}, [f"{LONG}\n\\boxed{{72}}"]),
         ("x" * 20 + "\n\n" + "y" * 21, {"drop_short": True}, ["y" * 21]),  # the published length
         ("x" * 20 + "\n\n" + "y" * 21, {"format": "columns", "min_step_length": 20}, ["x" * 20, "y" * 21]),
         (f"<think>{LONG}\n\n{LONG}</think>1. One thing after another.\n2. Another thing after it.", {"keep_thinking": True},
@@ -146,47 +136,6 @@ TITLES = ["**Step 1:** Halve the number of clips.", "**Step 2:** Add both of the
 )  # fmt: skip
 def test_responses(response, changes, steps):
     assert found(response, **changes) == steps
-
-
-@pytest.mark.parametrize(
-    ("pieces", "joined", "dropped"),
-    [
-        ([LONG, "Short.", LONG], [f"{LONG}\nShort.", LONG], [LONG, LONG]),
-        (["Short.", LONG], [f"Short.\n{LONG}"], [LONG]),
-        ([LONG, "**Total:**", LONG], [LONG, f"**Total:**\n{LONG}"], [LONG, LONG]),
-        ([LONG, "## Step 2", "x = 1", LONG], [LONG, f"## Step 2\nx = 1\n{LONG}"], [LONG, LONG]),
-        ([LONG, "---", LONG], [LONG, f"---\n{LONG}"], [LONG, LONG]),
-        ([LONG, "So:", "\\boxed{72}"], [f"{LONG}\nSo:\n\\boxed{{72}}"], [f"{LONG}\n\\boxed{{72}}"]),
-        (["a", "b"], ["a\nb"], []),
-        (["#### 7"], ["#### 7"], ["#### 7"]),
-        ([], [], []),
-        (["\u0448" * 20, "\u0448" * 21], ["\u0448" * 20 + "\n" + "\u0448" * 21], ["\u0448" * 21]),
-    ],
-)
-def test_pieces_that_are_too_short(pieces, joined, dropped):
-    assert fit_lengths(pieces, 21, drop=False) == joined
-    assert fit_lengths(pieces, 21, drop=True) == dropped
-    assert fit_lengths(pieces, 1, drop=True) == pieces
-
-
-@pytest.mark.parametrize(
-    ("text", "dropped", "kept"),
-    [
-        ("a <b> c", ["a <b> c"], ["a <b> c"]),
-        ("<think>\nhm\n\nso\n</think>\n\nanswer", ["answer"], ["hm\n\nso", "answer"]),
-        ("hm\n</think>\nanswer", ["answer"], ["hm", "answer"]),  # opened in the prompt
-        ("[THINK]a[/THINK]b<thinking>c</thinking>", None, ["a", "b", "c"]),
-        ("<think>a</think>\n```\n<think>\n```", ["```\n<think>\n```"], ["a", "```\n<think>\n```"]),
-        ("b<think>never closed", None, ["b", "never closed"]),
-    ],
-)
-def test_thinking(text, dropped, kept):
-    if dropped is None:
-        with pytest.raises(RowError, match="--keep_thinking keeps it"):
-            response_parts(text, False)
-    else:
-        assert response_parts(text, False) == dropped
-    assert response_parts(text, True) == kept
 
 
 # The page about it

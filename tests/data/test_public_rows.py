@@ -15,12 +15,11 @@ from stepjepa.data.encode import encode_dataset
 from stepjepa.data.options import PrepareOptions
 from stepjepa.data.prepare_rows import read_example, recognise
 from stepjepa.data.report import DataReport
+from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
-from stepjepa.errors import DataError
-from stepjepa.training.datasets import encode as encode_for_training
-from stepjepa.training.options import JEPAOptions
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from support.encoding import settings_of
-from support.rows import lines, write
+from support.rows import lines
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 Q, A = "How many legs do three cats have in all?", "Three cats have\n\n3 * 4 = \\boxed{12}"
@@ -71,7 +70,7 @@ def labelled(tokenizer, example):
 TURNS = [USER, {"role": "assistant", "content": "Twelve."}, {"role": "user", "content": "And five?"}, ANSWER]
 
 
-SWITCHES = [{"weight": 0}, {"weight": 0.0}, {"loss_mask": 0}]
+SWITCHES = [{"weight": 0}, {"loss_mask": 0}]
 SWITCHES += [{name: False} for name in ("train", "training", "loss", "trainable")]
 
 
@@ -104,12 +103,8 @@ def test_context_makes_no_pairs():
         start = example.labels[0].start
         targets = [example.view_on_trunk(pair.target) for pair in example.pairs]
         assert all(view.start >= start for view in targets)
-
-
-def test_context_is_no_standalone_view():
-    turns = [USER, {**ANSWER, "weight": 0}, *TURNS[2:]]
-    assert encode([{"messages": turns}], objective="llm_jepa", views="standalone")[2].pairs == 1
-    assert encode([{"messages": [USER, ANSWER, *TURNS[2:]]}], objective="llm_jepa", views="standalone")[2].pairs == 2
+    for turns, pairs in (([USER, {**ANSWER, "weight": 0}, *TURNS[2:]], 1), ([USER, ANSWER, *TURNS[2:]], 2)):
+        assert encode([{"messages": turns}], objective="llm_jepa", views="standalone")[2].pairs == pairs
 
 
 def test_keys_of_messages_in_every_kind_of_table(tmp_path):
@@ -124,29 +119,15 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
         assert left_over(row, row_to_messages(row)).texts == ("key 'comment' of messages",)
 
 
-def test_a_history_that_is_a_text_is_no_turn():
-    told = {**ROWS["llama-factory"]["row"], "history": LONG}
-    assert left_over(told, row_to_messages(told)).texts == ("column 'history'",)
-
-
-def test_check_counts_what_is_trained():
-    steps = "One.\n\nTwo.\n\nThree."
-    turns = [USER, {"role": "assistant", "content": steps, "weight": 0}, *TURNS[2:]]
-    report = stepjepa.check([{"messages": turns}], step_splitter="separator")
-    assert report.texts.pairs_all == 1 and report.texts.step_counts == {2: 1}
-
-
 @pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "unknown_switch", "message 2 (assistant) has weight 0.5; use"),
-        ({"messages": [USER, {**ANSWER, "loss_mask": [1, 0]}]}, "unknown_switch", "has loss_mask [1, 0]"),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, "switched_off", "every answer that could be trained"),
         ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "'answers' has no text"),
         ({"question": Q, "answer": A, "chat_template_kwargs": [1]}, "bad_template_kwargs", "must be an object"),
         ({"question": Q, "answer": A, "tools": {"a": 1}}, "bad_template_kwargs", "a list of functions"),
         ({"question": Q, "answer": A, "chat_template_kwargs": {"tokenize": 1}}, "bad_template_kwargs", "cannot be set"),
-        ({"chosen": A, "rejected": LONG}, "no_known_columns", "columns found: chosen, rejected"),
     ],
 )  # fmt: skip
 def test_rows_that_are_refused(row, reason, words):
@@ -183,7 +164,7 @@ def test_drop_longer():
     assert len(encode([{"text": "a b c " * 200}, {"text": "d e f"}], max_length=100, drop_longer=True)[1]) > 2  # blocks
 
 
-def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
+def test_one_warning_for_each_column_with_the_number_of_rows():
     rows = [{"id": f"r{n}", "question": Q, "answer": A, "hint": LONG, "level": "easy"} for n in range(3)]
     rows += [{"question": Q, "answer": A}, {"messages": [*CHAT, USER]}, {"prompt": Q, "chosen": A, "rejected": LONG}]
     report = stepjepa.check(rows)
@@ -201,10 +182,6 @@ def test_one_warning_for_each_column_with_the_number_of_rows(tmp_path, capsys):
     # Two columns that are named are a choice.
     named = stepjepa.check(rows[:3], source_column="question", target_column="answer")
     assert "unread" not in {warning.name for warning in named.warnings}
-    file = write(tmp_path / "rows.jsonl", rows)
-    assert main(["check", str(file), "--model_name", "micro", "--regular"]) == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "The text of column 'hint' is not read in 3 rows" in printed
 
 
 def test_a_long_column_of_plain_text_is_reported():
@@ -220,14 +197,9 @@ TEMPLATE = (
 )
 
 
-def with_tools():
+def test_template_arguments_of_a_row():
     tokenizer = fresh(byte_bpe_tokenizer())
     tokenizer.chat_template = TEMPLATE
-    return tokenizer
-
-
-def test_template_arguments_of_a_row():
-    tokenizer = with_tools()
     rows = [
         {"messages": CHAT},
         {"messages": CHAT, "tools": TOOLS},
@@ -248,23 +220,13 @@ def test_template_arguments_of_a_row():
     assert report.unread["argument 'tools' of the chat template"] == 2
 
 
-def test_evaluation_asks_with_the_template_arguments_of_a_row():
-    from stepjepa.data.sources import RowSource
-    from stepjepa.data.tokens import Prompter
-    from stepjepa.evaluation.questions import SystemPrompt, read_questions
-
-    tokenizer = with_tools()
-    rows = [{"messages": CHAT, "tools": TOOLS}, {"messages": [*TURNS[:2], TURNS[2], {**ANSWER, "weight": 0}]}]
-    first, second = read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
-    ids = Prompter(tokenizer).ids(first.prompt, first.template_kwargs)
-    (example,) = encode_dataset(rows[:1], tokenizer, ChatRenderer(tokenizer), settings_of("regular"))[0]
-    assert ids == example.trunk[: example.labels[0].start].tolist() and "[TOOLS]" in tokenizer.decode(ids)
-    # An answer that is switched off is not what the model learned.
-    assert (second.text, second.chat[-1]["content"]) == (Q, "Twelve.")
+def test_an_answer_that_is_switched_off_is_not_what_evaluation_asks_for():
+    rows = [{"messages": [*TURNS[:3], {**ANSWER, "weight": 0}]}]
+    (question,) = read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
+    assert (question.text, question.chat[-1]["content"]) == (Q, "Twelve.")
 
 
-@pytest.mark.parametrize("indent", [None, 2])
-@pytest.mark.parametrize("name", ["rows.json", "rows.jsonl"])
+@pytest.mark.parametrize(("name", "indent"), [("rows.json", None), ("rows.jsonl", 2)])
 def test_a_file_of_one_array(tmp_path, name, indent):
     rows = [{"question": f"{Q} {n}", "solution": f"{LONG}\n\n{LONG}\n\n\\boxed{{12}}"} for n in range(3)]
     (tmp_path / name).write_text("\n" + json.dumps(rows, indent=indent))
@@ -275,13 +237,3 @@ def test_a_file_of_one_array(tmp_path, name, indent):
     out = tmp_path / "out.jsonl"
     assert main(["prepare", str(tmp_path / name), "--output_file", str(out)]) == 0
     assert len(out.read_text().splitlines()) == 3
-
-
-def test_one_step_answers_advise_llm_jepa():
-    rows = [{"question": f"{Q} {n}", "answer": "Twelve."} for n in range(3)]
-    verdict = stepjepa.check(rows).texts.verdict
-    assert verdict.endswith("or train with --objective llm_jepa, which needs no steps")
-    with pytest.raises(DataError, match="train with --objective llm_jepa, which needs no steps"):
-        encode_for_training(rows, byte_bpe_tokenizer(), JEPAOptions(objective="step_jepa"))
-    _, _, report = encode([*rows, {"question": Q, "answer": A}], objective="step_jepa")
-    assert "most answers have only one step; the objective llm_jepa needs no steps" in report.lines()

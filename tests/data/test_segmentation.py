@@ -45,17 +45,13 @@ def wrong(cases) -> list[str]:
     return names
 
 
-def test_steps_as_marked_when_the_style_is_named():
-    cases = [(name, make_splitter(style), steps) for name, style, steps in answers()]
-    failed = wrong(cases)
-    assert len(failed) <= 0.01 * len(cases), "\n".join(failed)
-
-
-def test_steps_as_marked_when_it_is_not():
+def test_steps_are_found_as_marked():
+    named = [(name, make_splitter(style), steps) for name, style, steps in answers()]
     # Sentences are taken only when they are asked for.
-    cases = [(name, make_splitter("auto"), steps) for name, style, steps in answers() if style != "sentence"]
-    failed = wrong(cases)
-    assert len(failed) <= 0.05 * len(cases), "\n".join(failed)
+    auto = [(name, make_splitter("auto"), steps) for name, style, steps in answers() if style != "sentence"]
+    for cases, share in ((named, 0.01), (auto, 0.05)):
+        failed = wrong(cases)
+        assert len(failed) <= share * len(cases), "\n".join(failed)
 
 
 # Rules

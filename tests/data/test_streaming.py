@@ -1,7 +1,6 @@
 """Streams of examples: order, proportions, shards, windows that can be gone on from."""
 
 import json
-from collections import Counter
 from itertools import islice
 
 import numpy as np
@@ -46,26 +45,6 @@ def tokens(window):
     return [tuple(one.example.trunk.tolist()) for one in window]
 
 
-def test_one_pass_behind_the_other():
-    windows = [window for _, window in islice(stream([rows(0, 5)]).windows(4), 3)]
-    # Rows 1 and 4 give one example, row 2 two; 0 and 3 none: four a pass.
-    assert [tokens(window) for window in windows] == [[(1, 0), (2, 0), (2, 1), (4, 0)]] * 3
-    assert [[one.passes for one in window] for window in windows] == [[0] * 4, [1] * 4, [2] * 4]
-    assert [one.row for one in windows[1]] == [1 << 16, 2 << 16, (2 << 16) + 1, 4 << 16]
-
-
-def test_data_sets_behind_each_other_and_mixed():
-    left, right = rows(0, 6), rows(100, 130)
-    chained = [one for _, window in islice(stream([left, right]).windows(9), 8) for one in window]
-    sources = [one.source for one in chained]
-    assert sources[:6] == [0] * 6 and sources[6:36] == [1] * 30 and sources[36:42] == [0] * 6
-    mixed = RowStream([left, right], [3, 1])
-    taken = [row for *_, chunk in islice(mixed.chunks(8, mixed.start().cursors), 3) for row in chunk]
-    assert [row.source for row in taken[:8]] == [0, 0, 1, 0, 0, 0, 1, 0]
-    assert Counter(row.source for row in taken) == {0: 18, 1: 6}
-    assert [row.passes for row in taken if row.source == 0] == [0] * 6 + [1] * 6 + [2] * 6
-
-
 @pytest.mark.parametrize(
     ("weights", "size", "processes"),
     [*((weights, size, 1) for weights in (None, [0.7, 0.3]) for size in (1, 7, 50)), ([0.7, 0.3], 7, 2)],
@@ -82,19 +61,6 @@ def test_every_window_can_be_resumed_from(weights, size, processes, monkeypatch)
             (place, tokens(window)) for place, window in whole[index:]
         ]
         assert again[0][0].window == index
-
-
-def test_a_window_ends_with_the_data_and_a_complete_step():
-    """However large it may be: few rows are not read over and over, and few of them stand in a window twice."""
-    made = stream([rows(0, 10)])  # 9 examples a pass
-    windows = [window for _, window in islice(made.windows(10_000, None, 4), 4)]
-    assert [[one.passes for one in window] for window in windows] == [
-        [0] * 9 + [1] * 3,
-        [1] * 6 + [2] * 2,
-        [2] * 7 + [3],
-        [3] * 8,
-    ]
-    assert made.reports[0].rows_read <= 50
 
 
 def test_nothing_to_read_is_an_error():

@@ -12,7 +12,7 @@ from stepjepa.data.encode import encode_dataset
 from stepjepa.data.options import PairColumns
 from stepjepa.data.template import ChatRenderer, plain_template
 from stepjepa.data.token_rows import stream_row
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.errors import ConfigError, RowError
 from support.encoding import settings_of, views_of
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
@@ -73,12 +73,6 @@ def test_a_data_set_of_text_needs_no_template():
     assert report.examples_without_pairs["too_short_to_split"] == sum(not example.pairs for example in store)
 
 
-def test_text_has_no_pairs_of_chats(bpe_tokenizer):
-    for objective in ("llm_jepa", "step_jepa", "semantic_tube"):
-        with pytest.raises(DataError, match=f"columns found: text; {objective} needs chats"):
-            encode(bpe_tokenizer, [{"text": "a b c d e f"}], objective=objective)
-
-
 def test_named_columns():
     columns = PairColumns("ctx", "endings", "label")
     row = {"ctx": "A man", "endings": ["runs.", "sings."], "label": "1"}
@@ -89,9 +83,6 @@ def test_named_columns():
         assert caught.value.reason == "no_such_choice"
     with pytest.raises(RowError, match="no column 'ctx'"):
         row_to_messages({"endings": ["a"], "label": 0}, None, columns)
-    pair = row_to_messages({"messages": "ignored", "a": "x", "b": "y"}, "S", PairColumns("a", "b"))
-    assert [m["role"] for m in pair] == ["system", "user", "assistant"]
-    assert [m["content"] for m in row_to_messages({"text": "x", "code": "y"})] == ["x", "y"]
 
 
 def test_plain_template(mistral_tokenizer, bpe_tokenizer):

@@ -23,7 +23,6 @@ from stepjepa.config.parser import StrictParser
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.record import KINDS
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.study.tree import recipe_files
 from support.answers import harness_stand_in
 from support.pages import read_page
 from support.rows import step_rows, write
@@ -227,25 +226,3 @@ def test_the_page_on_inspect(made, tmp_path, monkeypatch):
     assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa, K = 2, packed"
     table = re.findall(r"^\| `(.)` ", INSPECT.read_text(encoding="utf-8"), re.MULTILINE)
     assert table == [kind.letter for kind in KINDS.values()]
-
-
-def test_the_tables_of_methods_name_recipes_that_use_their_options(reference):
-    files, aliases = recipe_files(), reference.parsers()["train"].aliases
-    text = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in ("objectives", "losses"))
-    tables = re.findall(r"^\| method \|.*?recipes \|\n\|[-|]+\n(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for table in tables for line in table.splitlines()]
-    used = set()
-    for name, *_, options, recipes in rows:
-        named = set(re.findall(r"`((?:llm_jepa|evidence|step_jepa|semantic|builtin)\w*)`", recipes))
-        assert named <= {*files}, name
-        flags = set(re.findall(r"--(\w+)", options))
-        assert flags, name
-        names = {aliases[flag] if isinstance(aliases.get(flag), str) else flag for flag in flags}
-        for recipe in named:
-            settings = Path(files[recipe]).read_text(encoding="utf-8")
-            assert any(re.search(rf"\b{option}: ", settings) for option in names), (
-                f"{name}: {recipe} has none of {names}"
-            )
-        used |= named
-    assert len(tables) == 3 and len(rows) > 20
-    assert used >= {"semantic_tube", "step_jepa_sweep", "builtin", "evidence_nl_rx"}

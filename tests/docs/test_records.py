@@ -61,50 +61,7 @@ def test_records_are_runs_of_their_recipe(script):
     assert {row["run"] for row in planning.records_of("terms")} == {run.name for run in runs_of("planning_terms")}
 
 
-# The planning study
-
-
-@pytest.fixture(scope="module")
-def planning(script):
-    return script("make_planning")
-
-
-def test_the_test_has_the_settings_that_the_grid_chose(planning):
-    """Of every arm the best one, and of the latent arms the two best ones, the first of which has random targets too."""
-    found, tree = open_study("planning")
-    blocks = {block.name: block for block in read_study(tree, found).blocks}
-    (grid,) = read_study(open_study("planning_grid")[1], "planning_grid").blocks
-    for block in blocks.values():
-        assert block.base | {"max_steps": 2500} == grid.base and block.evaluation == grid.evaluation
-    used = {arm.name: arm.settings for name in ("path_star", "path_star-tokens") for arm in blocks[name].arms}
-    means = {}
-    for arm, cells in planning.cells_of("grid").items():
-        chosen = planning.choice(cells)
-        if chosen is None:
-            continue
-        means[arm] = sum(planning.accuracy(row, "select") for row in cells[chosen])
-        if arm in used:
-            assert (used[arm]["learning_rate"], used[arm].get("lbd", 0)) == chosen
-    latent = sorted(means.keys() - {"regular", "multi_token"}, key=lambda arm: -means[arm])[:2]
-    assert len(means) == 7 and latent == [arm.name for arm in blocks["path_star"].arms[1:]]
-    assert [arm.name for arm in blocks["path_star-random"].arms] == latent[:1]
-    assert [arm.settings for arm in blocks["a5"].arms] == [arm.settings for arm in blocks["path_star"].arms]
-
-
-def test_the_sign_flip_test_is_exact(planning):
-    assert planning.sign_flip([0.5] * 12) == planning.sign_flip([-0.5] * 12) == 2 / 2**12
-    assert planning.sign_flip([3.0, -1.0, 2.0]) == 4 / 8  # as far from 0, or farther, of the means of eight signs
-
-
-@pytest.mark.parametrize(
-    ("directions", "conclusion"),
-    [
-        (("ahead", "", "", "behind"), "the token distributions do the work"),
-        (("", "ahead", "behind", ""), "the states do the work"),
-        (("ahead", "ahead", "", ""), "either alone is enough"),
-        (("", "", "behind", "behind"), "only together"),
-        (("", "", "", "behind"), "not decided with twelve seeds"),
-    ],
-)
-def test_the_conclusion_about_the_terms_follows_the_protocol(planning, directions, conclusion):
-    assert planning.conclusion(directions) == conclusion
+def test_the_sign_flip_test_is_exact(script):
+    sign_flip = script("make_planning").sign_flip
+    assert sign_flip([0.5] * 12) == sign_flip([-0.5] * 12) == 2 / 2**12
+    assert sign_flip([3.0, -1.0, 2.0]) == 4 / 8  # as far from 0, or farther, of the means of eight signs

@@ -30,12 +30,9 @@ KINDS = [
     ("cut_off", wrong("First we add 3 and", "18", "3", "length")),
     ("no_answer", wrong("I do not know.", "18", None)),
     ("elsewhere", wrong("Of 18 eggs 3 are left", "18", "3")),
-    ("elsewhere", wrong("Red, I mean: blue", "red", "blue")),
-    ("elsewhere", wrong("The regex is [a-z].", "[a-z]", "The regex is [a-z].")),
     ("wrong", wrong("Of 16 eggs 3 are left, minus 180", "18", "3")),
     ("unknown", wrong("x", "x^2", "x^{9^9}", note="not decided within 5 s", undecided="unknown")),
     ("invalid", wrong("(a", "a", "(a", note="the answer is not a regular expression", undecided="invalid")),
-    ("wrong", wrong("[a-y]", "[a-z]", "[a-y]")),
 ]
 
 
@@ -75,7 +72,6 @@ def test_one_file(file):
     assert found.kinds == {"cut_off": 1, "wrong": 1} and [one.index for one in found.examples["wrong"]] == [3]
     text = str(found)
     assert "5 answers, 3 right, 2 wrong" in text and "60.0 % (23.1 to 88.2)" in text
-    assert "1   50.0 %  a different answer" in text
     record = json.loads(json.dumps(found.record()))
     assert record["accuracy"]["value"] == 0.6 and record["examples"]["wrong"][0]["question"] == "Question 3?"
 
@@ -101,11 +97,8 @@ def test_the_metric_to_go_by(file):
     found = compare(a, b, metric="prefix")
     assert (found.counts[:2], found.paired.metric) == ((1, 1), "prefix")
     assert analyze_predictions(a, metric="prefix").correct == 2
-    for metric in ("rouge", "bleu"):
-        with pytest.raises(
-            DataError, match=rf"index 0 has no {metric} of 0 or 1 \(metrics found: exact, prefix, rouge\)"
-        ):
-            analyze_predictions(a, metric=metric)
+    with pytest.raises(DataError, match=r"index 0 has no rouge of 0 or 1 \(metrics found: exact, prefix, rouge\)"):
+        analyze_predictions(a, metric="rouge")
 
 
 def test_all_metrics_that_two_files_share_are_paired(file):
@@ -123,10 +116,6 @@ def test_all_metrics_that_two_files_share_are_paired(file):
         ("exact", 4, (1, 1, 2, 0)), ("rouge", 4, None), ("answer_nll", 3, None),
     ]  # fmt: skip
     assert [one.difference.value for one in found] == pytest.approx([0.25, 0.25, 0.5])
-    alone = [{"index": index, "question": f"Q{index}", "answer_nll": 2.0 + index} for index in range(4)]
-    asked = [{**row, "question": f"Q{row['index']}"} for row in rows]
-    (likelihood,) = paired_metrics(file(asked, "c.jsonl"), file(alone, "d.jsonl"))
-    assert (likelihood.metric, likelihood.difference.value) == ("answer_nll", 1.0)
     with pytest.raises(DataError, match="share no metric: .*e.jsonl has prefix, .*a.jsonl has exact, rouge, answer_"):
         one = predictions([True] * 4, scores=lambda index, right: {"prefix": 1.0})
         paired_metrics(file(one, "e.jsonl"), file(rows))
@@ -163,13 +152,10 @@ def test_broken_files(tmp_path):
     path, good = tmp_path / "broken.json", '"question": "a", "generated_response": "b"'
     for text, words in {
         "": "contains no predictions",
-        "[]": "contains no predictions",
         '{"question": "a"}\n': "line 1: is not a prediction: it has no text 'generated_response'",
         f'{{{good}, "index": "3"}}\n': "index is '3'",
         f'[{{{good}, "correct": 1}}]': "row 0: is not a prediction: correct is 1",
-        f'[{{{good}, "scores": null}}]': "row 0: is not a prediction: scores is None",
         f'[{{{good}, "scores": {{"exact": "1"}}}}]': "scores is {'exact': '1'}",
-        "[1]": "row 0: is not a prediction",
         "[{": "broken JSON",
         f"{{{good}}}\n": "index 0 has no correct of 0 or 1",
     }.items():

@@ -1,6 +1,6 @@
 """Kill runs at file operations, and compare what the next start makes of them with a run that nobody disturbed.
 
-``python tests/faults/kill.py [--points N] [--folder DIR]``: N points spread over all of them; without N, every one. A
+``python tests/faults/kill.py [--points N]``: N points spread over all of them; without N, every one. A
 process that has imported everything forks a child for each run. The child counts its writes (when a file is opened and when
 it is closed), renames, removals and new folders inside the run's folder, and ends at the n-th: a file that is being written
 is cut in half. The same command with ``--resume_from_checkpoint true`` must end with the same weights, evaluations and log,
@@ -360,13 +360,10 @@ def main_of_kill() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--points", type=int, help="how many, spread over all; every one by default")
     parser.add_argument("--elastic", type=int, metavar="N", help="resume N runs on another number of processes")
-    parser.add_argument("--folder", help="where the runs go; a temporary folder by default")
     options = parser.parse_args()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(options.folder or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
-        elastic = options.elastic
+        folder, elastic = Path(temporary), options.elastic
         number, wrong = kill_elastic(folder, elastic) if elastic else kill_all(folder, options.points)
     print(f"{number} points in {time.monotonic() - begin:.0f} s: {len(wrong)} wrong")
     return 1 if wrong else 0

@@ -4,12 +4,11 @@ import shutil
 
 import pytest
 
-from stepjepa.errors import ConfigError, RunError
+from stepjepa.errors import RunError
 from stepjepa.study.folder import StudyRunFolder, clear_folder
-from stepjepa.training.run_folder import RESUME_RECORD, ResumeRecord, RunFolder, begin_checkpoint, remove_checkpoint
-from stepjepa.utils.files import listed_files, share
+from stepjepa.training.run_folder import ResumeRecord, RunFolder, begin_checkpoint, remove_checkpoint
+from stepjepa.utils.files import listed_files
 from support.runs import CONSTANT, copy_of, files_of, one_line, result_of, resume, train
-from support.training import trainer_for
 
 
 def precious(folder):
@@ -75,16 +74,6 @@ def test_a_folder_that_no_run_has_begun_stays(ended, tmp_path, capsys, resumed):
     assert files_of(out) == before
 
 
-def test_the_python_trainer_refuses_links_too(tmp_path, tokenizer):
-    (tmp_path / "out").mkdir()
-    elsewhere = precious(tmp_path / "elsewhere")
-    (tmp_path / "out" / "checkpoint-2").symlink_to(elsewhere)
-    before = content(elsewhere)
-    with pytest.raises(ConfigError, match="checkpoint-2 is a symbolic link"):
-        trainer_for(tmp_path, tokenizer, save_strategy="steps", save_steps=2).train()
-    assert content(elsewhere) == before
-
-
 def test_an_output_folder_that_is_a_link_is_the_folder_itself(ended, tmp_path):
     real = copy_of(ended, tmp_path / "disk", killed_after=4)
     shutil.copy(ended.parent / "rows.jsonl", tmp_path)
@@ -94,29 +83,6 @@ def test_an_output_folder_that_is_a_link_is_the_folder_itself(ended, tmp_path):
     assert [path.name for path in real.glob("checkpoint-*")] == ["checkpoint-6"]
     assert train(out, *CONSTANT, "--overwrite_output_dir") == 0 and result_of(real) == result_of(ended)
     assert out.is_symlink()
-
-
-def test_a_link_inside_a_checkpoint_is_removed_alone(tmp_path):
-    checkpoint, elsewhere = tmp_path / "checkpoint-2", precious(tmp_path / "elsewhere")
-    begin_checkpoint(checkpoint, ResumeRecord({}))
-    (checkpoint / "folder").symlink_to(elsewhere)
-    (checkpoint / "file").symlink_to(elsewhere / "thesis.txt")
-    (elsewhere / "thesis.txt").chmod(0o600)
-    share(checkpoint)
-    assert (elsewhere / "thesis.txt").stat().st_mode & 0o777 == 0o600
-    remove_checkpoint(checkpoint)
-    assert not checkpoint.exists() and (elsewhere / "thesis.txt").read_text()
-
-
-def test_what_is_removed_in_part_is_still_known_as_own(tmp_path, monkeypatch):
-    checkpoint = tmp_path / "checkpoint-2"
-    begin_checkpoint(checkpoint, ResumeRecord({}))
-    for name in ("model.safetensors", "zzz", "manifest.json"):
-        (checkpoint / name).write_text("{}")
-    removed_first: list[str] = []
-    monkeypatch.setattr("stepjepa.training.run_folder.remove_tree", lambda path: removed_first.append(path.name))
-    remove_checkpoint(checkpoint)
-    assert removed_first == ["manifest.json", "model.safetensors", "zzz"] and RESUME_RECORD not in removed_first
 
 
 def test_what_appears_while_a_run_trains_stays(tmp_path):

@@ -49,17 +49,6 @@ def test_the_objects_of_the_caller_are_as_they_were(tmp_path, tokenizer, model):
     assert state() == before and settings._attn_implementation == "sdpa"
 
 
-def test_two_models_of_one_configuration(tmp_path, tokenizer, model):
-    found, settings = [], model.config
-    for _ in range(3):
-        torch.manual_seed(0)
-        trainer = train(AutoModelForCausalLM.from_config(settings), tokenizer, tmp_path)
-        assert trainer.setup.forward == "packed"
-        found.append(losses(trainer))
-        settings = settings if len(found) == 1 else trainer.model.config
-    assert found[0] == found[1] == found[2] and len(found[0]) == 2
-
-
 def test_one_model_in_two_trainers(tmp_path, tokenizer, model):
     """The second trains as a trainer of a model that is loaded from what the first has written."""
     train(model, tokenizer, tmp_path / "first", target_encoder="ema").save_model(str(tmp_path / "first"))

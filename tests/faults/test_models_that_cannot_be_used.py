@@ -15,8 +15,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.predictions import read_predictions, record_lines
 from stepjepa.evaluation.score import EvaluationResult
-from stepjepa.modeling.extras import PREDICTORS_FILE, PredictorHead, attach_saved
-from stepjepa.modeling.load import check_finite, load_model, load_tokenizer
+from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.study.score import score_model
 from stepjepa.study.spec import Scoring
 from support.answers import TEST
@@ -116,40 +115,18 @@ def test_a_model_with_nan_or_infinity_is_refused(model, command, models, tmp_pat
     assert " %" not in said.out and not list(tmp_path.glob("out*/*.json"))
 
 
-def test_a_study_and_a_head_that_broke_are_refused(models, tmp_path):
+def test_a_study_refuses_it_too(models):
     folder, _ = models
     with pytest.raises(ConfigError, match="holds NaN or infinity"):
         score_model(folder / "broken", RowSource(TEST[:2]), {"gsm8k": {}}, Scoring(max_new_tokens=2), {})
-    plain = load_model(str(folder / "good"), load_tokenizer(str(folder / "good")))
-    weights = PredictorHead("linear", plain.config.hidden_size, 0).state_dict()
-    head = {f"head.{name}": value for name, value in weights.items()}
-    head["head.layers.0.weight"][0, 0] = float("inf")
-    save_file(head, tmp_path / PREDICTORS_FILE)
-    with pytest.raises(ConfigError, match=f"{PREDICTORS_FILE}: head.layers.0.weight holds NaN or infinity"):
-        attach_saved(plain, tmp_path)
-
-
-def test_large_finite_weights_are_no_fault():
-    """A sum may overflow where no term is infinite, and a mean may hide a NaN between infinities."""
-    for layer, value in ((torch.nn.Linear(4, 4), 3e38), (torch.nn.Linear(4, 4).half(), 60_000.0)):
-        torch.nn.init.constant_(layer.weight, value)
-        check_finite(layer, "layer")
-    with torch.no_grad():
-        layer.bias[0], layer.bias[1] = float("inf"), float("-inf")
-    with pytest.raises(ConfigError, match="layer: bias holds"):
-        check_finite(layer, "layer")
 
 
 def test_a_loss_that_is_no_number_is_written_as_null(tmp_path):
-    metric = {"kind": "loss", "value": float("nan"), "n": 1}
-    metrics = {"answer_nll": metric, "again": {**metric, "value": None}}
-    lines = str(EvaluationResult(metrics, {}, {"skipped": {}})).splitlines()
-    assert [line.split(maxsplit=1)[1] for line in lines] == ["no finite number (1 rows)"] * 2
+    metrics = {"answer_nll": {"kind": "loss", "value": float("nan"), "n": 1}}
+    assert "no finite number (1 rows)" in str(EvaluationResult(metrics, {}, {"skipped": {}}))
     record = {"question": "a", "generated_response": "b", "scores": {"own": float("nan")}, "answer_nll": float("inf")}
-    for name in ("a.jsonl", "a.json"):
-        (tmp_path / name).write_bytes(b"".join(record_lines(tmp_path / name, [record])))
-        text = (tmp_path / name).read_text()
-        assert "NaN" not in text and "Infinity" not in text
-        assert (json.loads(text) if name == "a.jsonl" else json.loads(text)[0])["scores"] == {"own": None}
-        (again,) = read_predictions(tmp_path / name)
-        assert again.scores["own"] != again.scores["own"]
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"".join(record_lines(file, [record])))
+    assert json.loads(file.read_text(), parse_constant=pytest.fail)["scores"] == {"own": None}
+    (again,) = read_predictions(file)
+    assert again.scores["own"] != again.scores["own"]

@@ -3,7 +3,6 @@ use."""
 
 import json
 import math
-from unittest.mock import Mock
 
 import pytest
 
@@ -16,8 +15,6 @@ from stepjepa.study.reading import read_options
 from stepjepa.study.spec import StudyOptions
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from support.rows import step_rows, write
-
-# The same defaults from everywhere
 
 
 def test_a_preset_trains_at_the_same_rate_from_everywhere(tmp_path, capsys):
@@ -49,32 +46,6 @@ def test_the_defaults_that_help_shows_are_those_of_a_run():
         stepjepa.train(train_file=["x"], learning_rat=1.0)
 
 
-# The published command, renamed: its readme's "Custom Training" after `stepjepa train`.
-PUBLISHED = """--train_file rows.jsonl --model_name tiny --output_dir run --lora --lora_rank 16 --lbd 0.1 --gamma 1.0
---jepa_loss_type cosine --num_epochs 3 --batch_size 4 --grad_accum 4""".split()
-NOTE = "note the data has steps, but no objective is given: this trains llm_jepa with K = 0"
-CHAT = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "Step one.\n\nStep two."}]
-PARTS = ["Step one.", "Step two."]
-
-
-@pytest.mark.parametrize(
-    ("words", "row", "said"),
-    [("--steps_column parts", {"parts": PARTS}, True), ("--config objective.yaml", {"total_steps": 2}, False)],
-)
-def test_a_note_where_no_objective_is_given_and_the_data_has_steps(tmp_path, capsys, monkeypatch, words, row, said):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("stepjepa.training.run.run_training", Mock(side_effect=ConfigError("enough")))
-    write(tmp_path / "rows.jsonl", [{"messages": CHAT, **row}] * 4)
-    (tmp_path / "objective.yaml").write_text("objective: llm_jepa\n")
-    assert main(["train", *PUBLISHED, *words.split()]) == 2
-    notes = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines() if line.startswith("note ")]
-    found = [note for note in notes if note.startswith(NOTE)]
-    assert len(found) == said and all("--step_jepa trains Step-JEPA" in note for note in found)
-
-
-# What is ignored is said
-
-
 STUDY = """\
 data: {builtin: {train_rows: 6, select_rows: 2, test_rows: 2}}
 base: {model_name: tiny, max_steps: 4}
@@ -102,16 +73,12 @@ def test_what_is_set_for_a_study_is_read_by_its_runs_or_refused(study):
     assert study(mini=True, seeds=[9]).blocks[0].seeds == (9,)
     assert study("blocks.small.seeds=[4]", text=STUDY + BLOCKS).blocks[0].seeds == (4,)
     assert study("base.lbd=1", text=STUDY + BLOCKS).blocks[1].base["lbd"] == 1  # no block says anything of it
-    for override, text, options, said in [
-        ("mini.seeds=[4]", STUDY, {}, "--set mini.seeds=.*: the mini section is read only with --mini"),
-        ("seeds=[4]", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.seeds="),
-        ("base.max_steps=9", STUDY + BLOCKS, {}, "block small has its own value; write blocks.small.base.max_steps="),
+    for override, text, said in [
+        ("mini.seeds=[4]", STUDY, "--set mini.seeds=.*: the mini section is read only with --mini"),
+        ("base.max_steps=9", STUDY + BLOCKS, "block small has its own value; write blocks.small.base.max_steps="),
     ]:
         with pytest.raises(ConfigError, match=said):
-            study(override, text=text, **options)
-
-
-# Values that no run can use
+            study(override, text=text)
 
 
 @pytest.mark.parametrize("value", [math.nan, 10**20, -2])
@@ -121,11 +88,3 @@ def test_no_number_of_a_run_is_beyond_use(value, tmp_path):
             JEPAConfig(output_dir=str(tmp_path), **{name: value})
     with pytest.raises(ConfigError, match="^per_device_train_batch_size is 2147483648; it must be .* at most 1048576$"):
         JEPAConfig(output_dir=str(tmp_path), per_device_train_batch_size=2**31)  # it would be filled for hours
-
-
-def test_text_that_is_no_text_is_skipped_or_one_line(tmp_path, capsys):
-    lone = tmp_path / "lone.jsonl"
-    lone.write_text('{"text": "a \\ud800 b"}\n{"text": "words of a text that is long enough"}\n')
-    assert main(["check", str(lone), "--model_name", "tiny"]) == 0 and "skipped 1" in capsys.readouterr().out
-    words = ["--model_name", "tiny", "--objective", "split", "--max_steps", "1", "--save_strategy", "no"]
-    assert main(["train", "--train_file", str(lone), *words, "--output_dir", str(tmp_path / "out")]) == 0

@@ -96,25 +96,6 @@ def test_a_batch_without_a_pair_has_a_gradient_for_the_rows(tmp_path, tokenizer,
         assert len(extras) == 5 and all(p.grad is not None and not p.grad.any() for p in extras)
 
 
-def test_kept_predictors_are_trained_on(tmp_path, tokenizer):
-    """A model that came with predictor tokens: the rows begin as its own, and the export writes them back."""
-    first = trainer_for(tmp_path / "1", tokenizer, keep_predictors=True)
-    first.train()
-    first.save_model()
-    known = AutoTokenizer.from_pretrained(tmp_path / "1" / "out")
-    assert len(known) == len(tokenizer) + 2
-    model = plain_model(tmp_path / "1" / "out", len(known))
-    begun = model.get_input_embeddings().weight[len(tokenizer) :].detach().clone()
-    assert torch.equal(begun, first.model.jepa.predictors.weight)
-    second = trainer_for(tmp_path / "2", known, model=model)
-    assert torch.equal(second.model.jepa.predictors.weight, begun)
-    assert second.setup.predictor_ids == [len(known), len(known) + 1]
-    second.train()
-    second.save_model()
-    ended = plain_model(tmp_path / "2" / "out", len(known)).get_input_embeddings().weight[len(tokenizer) :]
-    assert torch.equal(ended, second.model.jepa.predictors.weight) and not torch.equal(ended, begun)
-
-
 def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, monkeypatch):
     """The states of an adapter are its checkpoint's, after the predictors and the head."""
     monkeypatch.setattr("stepjepa.analysis.plots.save_figure", lambda figure, path: None)

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from stepjepa.data.answers import final_answer
+from stepjepa.data.blocks import answer_of, opened_in
 from stepjepa.data.chat import check_messages
 from stepjepa.data.encode import encode_dataset
 from stepjepa.data.sources import RowSource
@@ -162,18 +164,25 @@ def test_what_a_run_was_trained_with_is_what_its_model_and_its_card_ask_with(nam
     assert on_card in (tmp_path / CARD).read_text()
 
 
-@pytest.mark.parametrize("name", ["gptoss", "muse_glimmer", "qwen3", "glm4moe", "nemotron_3_nano", "llama3_1"])
+@pytest.mark.parametrize("name", ["gptoss", "muse_glimmer", "qwen3", "qwen3_5_think", "nemotron_3_nano", "llama3_1"])
 def test_a_response_is_what_comes_after_the_text_that_the_template_writes(name):
     tokenizer = tokenizer_with(template(name))
-    prompter = Prompter(tokenizer)
+    prompter = Prompter(tokenizer, prompt_from="template")
+    prompt = prompter.ids(chat(QUESTION))
 
-    def response(text):
+    def response(text, *prompt):
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return prompter.response(ids, tokenizer.decode(ids, skip_special_tokens=True))
+        return prompter.response(ids, tokenizer.decode(ids, skip_special_tokens=True), *prompt)
 
     written = KINDS[name][0]
     assert response(f"{written}It is 4.\n\nSo 4.") == "It is 4.\n\nSo 4."
     assert response("It is 4.") == "It is 4." and response("") == ""
+    # Thinking that the prompt has opened, or the response, and that has not ended is no answer.
+    opened = opened_in(tokenizer, prompt)
+    assert opened == ("<think>\n" if name in ("qwen3_5_think", "nemotron_3_nano") else "")
+    assert answer_of(response(f"{written}It is 4.", prompt)) == "It is 4."
+    opening = "<|channel|>analysis<|message|>" if name == "gptoss" else "" if opened else "<think>"
+    assert final_answer(response(f"{opening}Is it 7?", prompt)) is None
     if name == "gptoss":
         thoughts = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant"
         assert response(f"{thoughts}{written}4") == "4"
@@ -207,16 +216,6 @@ def test_check_counts_the_steps_that_the_model_gets():
     assert check_format(rows).step_counts == {4: 12}  # without a tokenizer there is no template
 
 
-def test_an_answer_that_is_not_located_says_what_is_missing():
-    keeps = "{% if keep_thinking or '</think>' not in m['content'] %}<{{ m['role'] }}>{{ m['content'] }}</>{% endif %}"
-    with pytest.raises(RowError) as caught:
-        ChatRenderer(tokenizer_with("{% for m in messages %}" + keeps + "{% endfor %}")).render(CHATS["thinking"])
-    assert str(caught.value) == (
-        "message 2 (assistant) cannot be located in the output of the chat template; '<think>' is missing; "
-        """--chat_template_kwargs '{"keep_thinking": true}' keeps it"""
-    )
-
-
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
 def test_thinking_in_a_key_of_its_own_reaches_the_template(key):
     messages = check_messages(chat(QUESTION, "It is 4.", **{key: "Two and two."}))
@@ -235,14 +234,3 @@ def test_thinking_in_a_key_of_its_own_reaches_the_template(key):
     (line,) = [line for line in report.lines() if "leaves out" in line]
     assert "in 1 row, 10 characters in all (first: list row 1: 'Two and two.')" in line
     assert "write thinking from its own key into the content" in line
-
-
-def test_answers_of_earlier_turns_that_are_context_are_not_warned_about():
-    """Qwen 3.5 opens a thinking block in every prompt and writes none in earlier turns."""
-    rows = [{"messages": CHATS["two turns"]}]
-    _, _, report = report_of("qwen3_5_think", rows)
-    assert (report.prompts.opened, report.prompts.answers, dict(report.prompts.endings)) == (1, 2, {"": 1})
-    (line,) = [line for line in report.lines() if "differs from the generation prompt" in line]
-    assert line.endswith(": --train_on last trains only on the last answers")
-    _, _, report = report_of("qwen3_5_think", rows, train_on="last")
-    assert report.prompts.answers == 1 and not report.prompts.warnings()

@@ -1,6 +1,5 @@
 """Faults: what was uploaded was the form of a checkpoint, not the exported model; checkpoints could not be exported."""
 
-import copy
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import check_keeps_predictors, export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.lora import lora_config
-from stepjepa.utils.files import mismatch
 from support.families import family_model
 from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
@@ -188,16 +186,6 @@ def test_without_network_before_and_after_training(tmp_path, hub, capsys, down, 
     if down == "down_later":
         _, loading = AutoModelForCausalLM.from_pretrained(tmp_path / "run", output_loading_info=True)
         assert not loading["missing_keys"] and (tmp_path / "run" / "metrics.json").is_file()
-
-
-def test_several_chat_templates_are_exported(tmp_path, tokenizer):
-    own = copy.deepcopy(tokenizer)
-    own.chat_template = {"default": tokenizer.chat_template, "tools": tokenizer.chat_template}
-    one = trainer(tmp_path, own)
-    for _ in range(2):
-        one.save_model(str(tmp_path / "saved"))
-    assert mismatch(tmp_path / "saved") is None
-    assert set(AutoTokenizer.from_pretrained(tmp_path / "saved").chat_template) == {"default", "tools"}
 
 
 @pytest.mark.parametrize("family", ["mllama", "bert", "llama"])

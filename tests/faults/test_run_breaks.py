@@ -1,22 +1,15 @@
 """A loss that is not finite, a full disk or too little memory: one line, the last good checkpoint stays, and the run can be
 resumed from it."""
 
-import errno
 import json
 import math
-import os
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from stepjepa.analysis import run as analysis
-from stepjepa.cli.main import main
-from stepjepa.errors import RunError
-from stepjepa.study.run import StudyRun
 from stepjepa.training.trainer import JEPATrainer
 from support.runs import CONSTANT, copy_of, one_line, result_of, resume, train
-from support.training import trainer_for
 
 resource = pytest.importorskip("resource")
 
@@ -97,28 +90,16 @@ def test_a_run_may_continue_and_its_records_say_null(tmp_path, capsys, caplog, a
     out = tmp_path / "out"
     assert train(out, "--terminate_on_nan", "false") == 0
     assert "step 3: the loss is not finite" in caplog.text and capsys.readouterr().out.count("done   6 steps") == 1
-    text = (out / "metrics.json").read_text()
-    assert "NaN" not in text and "Infinity" not in text
-    record = json.loads(text)
-    entries = {entry["step"]: entry for entry in record["log_history"] if "loss" in entry}
-    assert entries[3]["loss"] is None and all(entries[step]["loss"] is not None for step in (1, 2))
-    assert all(entry["lm_loss"] > 0 for entry in entries.values())
-    assert record["metrics"]["train_loss"] is None
-    expected = result_of(out)
-    (out / "metrics.json").unlink()
-    assert resume(out, "--terminate_on_nan", "false") == 0 and result_of(out)["weights"] == expected["weights"]
+    record = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
+    losses = {entry["step"]: entry["loss"] for entry in record["log_history"] if "loss" in entry}
+    assert losses[3] is None is record["metrics"]["train_loss"] and None not in (losses[1], losses[2])
+    assert all(entry["lm_loss"] > 0 for entry in record["log_history"] if "loss" in entry)
 
 
 def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, caplog, at_step):
     at_step(3, becomes(math.nan))
     assert train(tmp_path / "out", "--terminate_on_nan", "false", "--save_total_limit", 1) == 0
     assert checkpoints_of(tmp_path / "out") == ["checkpoint-2"] and "checkpoint-4 is not written" in caplog.text
-
-
-def test_the_python_trainer_stops_too(tmp_path, tokenizer, at_step):
-    at_step(2, becomes(math.nan))
-    with pytest.raises(RunError, match="step 2: the loss is not finite"):
-        trainer_for(tmp_path, tokenizer).train()
 
 
 # A full disk, too little memory
@@ -171,26 +152,3 @@ def test_too_little_memory_is_one_line_and_the_run_is_resumed_later(tmp_path, ca
         resume(out, *CONSTANT)
     at_step(0, becomes(1.0))
     assert resume(out, *CONSTANT) == 0 and result_of(out) == result_of(ended)
-
-
-NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "numbers.json")
-
-
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [(OUT_OF_MEMORY[1], "out of memory"), (NO_SPACE, "numbers.json: could not be written (No space left")],
-)
-@pytest.mark.parametrize("command", ["analyze rows.jsonl --models tiny", "study study.yaml"])
-def test_analyze_and_study_say_so_too(tmp_path, capsys, monkeypatch, command, error, said):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "rows.jsonl").write_text("{}\n")
-    (tmp_path / "study.yaml").write_text(
-        "output_dir: out\ndata: {builtin: {train_rows: 8, select_rows: 4, test_rows: 4}}\nseeds: [1]\n"
-        "arms: {regular: {objective: regular}}\nbase: {model_name: tiny, max_steps: 1}\nmetrics: [answer_nll]\n"
-    )
-    fail = raises(error)
-    monkeypatch.setattr(analysis, "find_model", lambda *args, **kwargs: fail(None))
-    monkeypatch.setattr(StudyRun, "carry_out", lambda *args, **kwargs: fail(None))
-    assert main(command.split()) == 1
-    line = one_line(capsys.readouterr().err, command.split()[0])
-    assert said in line and "run the same command again" in line

@@ -30,16 +30,3 @@ def test_messages_and_studies_do_not_hold_it(tmp_path, capsys):
     with pytest.raises(ConfigError, match=r"study.yaml:1: hub_token: .*HF_TOKEN") as caught:
         read_training(parse_tree(f"hub_token: {TOKEN}", "study.yaml").given)
     assert TOKEN not in str(caught.value)
-
-
-def test_prepared_files_follow_no_link(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"question": "a", "answer": "one.\\n\\ntwo.\\n#### 2"}\n')
-    (tmp_path / "out").mkdir()
-    victim = tmp_path / "victim"
-    victim.write_text("precious")
-    for name in (".out.jsonl.tmp", ".out.report.json.tmp"):
-        (tmp_path / "out" / name).symlink_to(victim)
-    assert main(["prepare", str(rows), "--output_file", str(tmp_path / "out" / "out.jsonl")]) == 0
-    assert victim.read_text() == "precious"
-    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["out.jsonl", "out.report.json"]

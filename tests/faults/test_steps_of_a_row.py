@@ -1,9 +1,8 @@
 """One answer to "what are the steps of this row": what `prepare` wrote is what `check`, `train`, `inspect` and `analyze`
 read, and what they cannot take they say."""
 
+import itertools
 import json
-import shlex
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from stepjepa.data.options import PrepareOptions
 from stepjepa.data.prepare import prepare
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
-from stepjepa.report.reading import data_lines
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.datasets import ExampleReader, Sources, encode, settings_for
 from stepjepa.training.options import JEPAOptions
@@ -47,22 +45,16 @@ def raw_rows(form: str) -> list:
         if form == "gsm8k":
             text = text.replace(f"\\boxed{{{n + 1}}}", str(n + 1))
             rows.append({"question": question, "answer": f"{text}\n#### {n + 1}"})
-        elif form == "teacher":
-            rows.append({"question": question, "answer": f"#### {n + 1}", "deepseek_response": text})
         else:
-            rows.append({"problem": question, "solution": text})
+            rows.append({"question": question, "answer": f"#### {n + 1}", "deepseek_response": text})
     return rows
-
-
-def run(capsys, *words) -> str:
-    assert main([str(word) for word in words]) == 0
-    return " ".join("".join(capsys.readouterr()).split())
 
 
 def train(capsys, file, folder, *words: str) -> tuple[str, dict]:
     """What training on a file says, and its data report."""
-    common = ("--model_name", "tiny", "--max_steps", "1", "--save_strategy", "no", "--output_dir", folder)
-    said = run(capsys, "train", "--train_file", file, "--step_jepa", *common, *words)
+    common = ["--model_name", "tiny", "--max_steps", "1", "--save_strategy", "no", "--output_dir", str(folder)]
+    assert main(["train", "--train_file", file, "--step_jepa", *common, *words]) == 0
+    said = " ".join("".join(capsys.readouterr()).split())
     return said, json.loads((folder / "data_report.json").read_text())["train"]
 
 
@@ -80,23 +72,17 @@ def method_of(**options) -> JEPAOptions:
 
 
 SPLIT = ["separator", "lines", "numbered", "sentence", "regex", "auto"]
-PREPARED = [
-    *((form, {"step_splitter": splitter}) for form in ("gsm8k", "teacher", "columns") for splitter in SPLIT),
-]
 
 
 @pytest.mark.parametrize("keep_thinking", [True, False])
 def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_path, bpe_tokenizer, keep_thinking):
     renderer, method = ChatRenderer(bpe_tokenizer), method_of(predictors=2)
-    for number, (form, options) in enumerate(PREPARED):
-        case, file = f"{form} {options}", tmp_path / f"{number}.jsonl"
-        options = {"min_steps": 1, "min_step_length": 1, "keep_thinking": keep_thinking, **options}
-        if options.get("step_splitter") == "regex":
+    for form, splitter in itertools.product(("gsm8k", "teacher"), SPLIT):
+        case, file = f"{form} {splitter}", tmp_path / f"{form}-{splitter}.jsonl"
+        options = {"min_steps": 1, "min_step_length": 1, "keep_thinking": keep_thinking, "step_splitter": splitter}
+        if splitter == "regex":
             options["step_separator"] = REGEX
-        if form == "columns":
-            options |= {"question_column": "problem", "response_column": "solution"}
-        raw = raw_rows(form)
-        report = prepare(PrepareOptions(format=form, output_file=str(file), **options), raw)
+        report = prepare(PrepareOptions(format=form, output_file=str(file), **options), raw_rows(form))
         rows, source = lines(file), RowSource(str(file))
         total = [len(row["steps"]) for row in rows]
         assert len(rows) == len(STYLES) == report.rows_kept and [row["total_steps"] for row in rows] == total, case
@@ -117,35 +103,6 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
         if trained.pairs > 1:
             pairs = read_pairs(source, bpe_tokenizer, renderer, settings)
             assert pairs.rows.tolist() == [row for row, steps in enumerate(total) for _ in range(steps - 1)], case
-
-
-def test_prepare_check_train_and_inspect_count_and_show_the_same_steps(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    file, folder = tmp_path / "it's train.jsonl", tmp_path / "run"
-    raw = write(tmp_path / "raw.jsonl", raw_rows("teacher"))
-    words = ["--min_steps", "1", "--keep_thinking", "--step_splitter", "separator"]
-    said = run(capsys, "prepare", raw, "--output_file", file, *words)
-    rows = lines(file)
-    counts = sorted(row["total_steps"] for row in rows)
-    record = checked(capsys, file, "--model_name", "tiny", "--step_jepa")
-    assert sorted(int(n) for n, times in record["step_counts"].items() for _ in range(times)) == counts
-    assert record["steps"]["own"] == len(rows) and "prepare" not in json.dumps(record["warnings"])
-    paired = sum(count > 1 for count in counts)
-    assert record["feeding"]["data"]["pairs"] == paired
-
-    started, report = train(capsys, file, folder)
-    assert report["pairs"] == paired and "steps: listed in the rows" in started
-    assert "steps: listed in the rows" in data_lines({"train": report})  # as stepjepa report has it
-    for number, row in enumerate(rows[:3]):
-        shown = run(capsys, "inspect", file, "--model_name", "tiny", "--step_jepa", "--row", number)
-        assert "steps: listed in the row" in shown
-        assert f"step {row['total_steps']} " in shown and f"step {row['total_steps'] + 1} " not in shown
-
-    # The command that prepare ends with is one to type.
-    *program, last = shlex.split(said.partition("Next: ")[2])
-    assert program[:3] == ["stepjepa", "train", "--train_file"] and last == "runs/it's train"
-    run(capsys, *["tiny" if word == "mini" else word for word in program[1:]], "typed", "--max_steps", "1")
-    assert json.loads(Path("typed/data_report.json").read_text())["train"] == report
 
 
 def chat(text: str, **more) -> dict:

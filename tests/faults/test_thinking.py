@@ -5,14 +5,13 @@ from tokenizers import AddedToken
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from stepjepa.data.answers import final_answer
-from stepjepa.data.blocks import answer_of, marked_text, opened_in
+from stepjepa.data.blocks import answer_of, marked_text
 from stepjepa.data.prepare_rows import response_parts
-from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError
 from stepjepa.evaluation.metrics import make_metric
 from stepjepa.generation.solve import ground_truth
 from support.tokenizers import fresh
-from support.trl_templates import IN_PARTS, template, templates, tokenizer_with
+from support.trl_templates import IN_PARTS, template, templates
 
 # Opening and closing marks as chat templates write them; gpt-oss and Muse as an answer that goes on from the prompt.
 MARKS = {
@@ -56,12 +55,8 @@ def test_what_follows_the_last_closing_mark_is_the_answer_and_an_open_block_has_
             assert make_metric(name).score(text, {"answer": "7", "choices": ["5", "7"]}).score == 0, name
 
 
-LONG = [pytest.param("math", marks=pytest.mark.long)]
-
-
-@pytest.mark.parametrize("name", ["gsm8k", "exact", "prefix", "multiple_choice", *LONG])
+@pytest.mark.parametrize("name", ["gsm8k", "exact", "prefix", "multiple_choice"])
 def test_metrics_compare_without_thinking(name):
-    pytest.importorskip({"math": "math_verify"}.get(name, "re"))
     gold = "A" if name == "multiple_choice" else ANSWER
     with make_metric(name) as metric:
         for opening, closing in (MARKS["qwen"], MARKS["gemma4"], MARKS["gpt-oss"]):
@@ -88,44 +83,6 @@ def test_special_tokens_that_mark_thinking_stay_in_a_decoded_answer(bpe_tokenize
         ids = tokenizer(text, add_special_tokens=False).input_ids
         shown = marked_text(tokenizer, [*ids, tokenizer.eos_token_id])
         assert shown == text.replace("<|end|>", "").replace("<|start|>", "") and answer_of(shown) == "It is 5."
-
-
-def test_a_mark_that_the_prompt_opens_counts(bpe_tokenizer):
-    for prompt, opened in (
-        ("user\nHow many?\nassistant\n<think>\n", "<think>\n"),
-        ("assistant\n<think>\n\n</think>\n\n", ""),
-        ("What does <think> do?\nassistant\n", ""),
-    ):
-        ids = bpe_tokenizer(prompt, add_special_tokens=False).input_ids
-        assert opened_in(bpe_tokenizer, ids) == opened
-        assert (final_answer(opened_in(bpe_tokenizer, ids) + "Is it 7?") is None) == bool(opened)
-
-
-# What a template's prompt opens, and how an answer without thinking goes on from there.
-PROMPTS = {
-    "nemotron_3_nano": ("<think>\n", "</think>"),
-    "qwen3_5_think": ("<think>\n", "\n</think>\n\n"),
-    "gptoss": ("", "<|channel|>final<|message|>"),
-    "qwen3": ("", "<think>\n\n</think>\n\n"),
-    "qwen2_5": ("", ""),
-}
-
-
-@pytest.mark.parametrize("name", PROMPTS)
-def test_an_answer_that_a_template_asks_for(name):
-    opened, written = PROMPTS[name]
-    tokenizer = tokenizer_with(template(name))
-    prompter = Prompter(tokenizer, prompt_from="template")
-    prompt = prompter.ids([{"role": "user", "content": "How many?"}])
-
-    def response(text: str) -> str:
-        ids = tokenizer(text, add_special_tokens=False).input_ids
-        return prompter.response(ids, tokenizer.decode(ids, skip_special_tokens=True), prompt)
-
-    assert opened_in(tokenizer, prompt) == opened
-    assert answer_of(response(written + ANSWER)) == ANSWER
-    thoughts = "<|channel|>analysis<|message|>" if name == "gptoss" else "" if opened else "<think>"
-    assert name == "qwen2_5" or final_answer(response(thoughts + THOUGHTS)) is None
 
 
 def test_every_template_of_trl_that_writes_thinking():

@@ -73,13 +73,6 @@ def test_it_is_trained_in_two_passes_with_the_numbers_of_an_unpatched_model(lora
     assert moved.grad is None and not torch.equal(moved, torch.zeros_like(moved))
 
 
-def test_packed_rows_that_are_asked_for_are_refused(patch, tmp_path, tokenizer):
-    patch()
-    with pytest.raises(ConfigError, match="packed cannot be used for LlamaForCausalLM: in training mode") as refused:
-        trainer_for(tmp_path, tokenizer, model=loaded(tokenizer), **PAIRS, forward="packed")
-    assert "\n" not in str(refused.value)
-
-
 def test_predictors_that_would_not_learn_are_refused(patch, tmp_path, tokenizer):
     patch(cuts_off=True)
 

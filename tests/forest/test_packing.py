@@ -10,7 +10,7 @@ import torch
 
 from stepjepa.data.types import Example
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator, shuffled_order
-from stepjepa.forest.layout import best_fit, plan_rows, row_lengths, rows_cost
+from stepjepa.forest.layout import best_fit, plan_rows, row_lengths
 from support.models import Views, paired
 
 
@@ -20,40 +20,31 @@ def test_best_fit_takes_the_fullest_row_that_has_room():
     assert best_fit([9, 2], 5) == [[0], [1]]  # longer than the capacity
 
 
-def test_every_example_once_in_a_plan_that_costs_no_more_than_one_row_or_one_row_each():
-    rng = random.Random(1)
-
-    def cost(rows, lengths, tau=1024.0):
-        width = max(row_lengths(rows, lengths))
-        return len(rows) * width * (1 + width / tau)
-
-    for _ in range(100):
-        lengths = [rng.randint(1, 400) for _ in range(rng.randint(1, 32))]
-        rows = plan_rows(lengths)
-        assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-        assert cost(rows, lengths) <= cost([list(range(len(lengths)))], lengths) + 1e-9
-        assert cost(rows, lengths) <= cost([[index] for index in range(len(lengths))], lengths) + 1e-9
-
-
-def test_lengths_that_cannot_win_are_not_tried(monkeypatch):
-    """The search stops early; without that it would find the same rows."""
+def test_the_search_stops_early_and_misses_no_cheaper_plan(monkeypatch):
+    """Every example is in the plan once; one row and a row each are not cheaper, nor is any capacity that was not tried."""
     tried = []
 
     def counted(lengths, capacity):
         tried.append(capacity)
         return best_fit(lengths, capacity)
 
+    def cost(rows, lengths):
+        width = max(row_lengths(rows, lengths))
+        return len(rows) * width * (1 + width / 1024)
+
     monkeypatch.setattr("stepjepa.forest.layout.best_fit", counted)
     assert plan_rows([35] * 128) == [[index] for index in range(128)] and tried == [35]
     rng, stopped = random.Random(1), 0
     for _ in range(100):
-        lengths = [rng.randint(1, rng.choice([3, 400])) for _ in range(rng.randint(2, 32))]
+        lengths = [rng.randint(1, rng.choice([3, 400])) for _ in range(rng.randint(1, 32))]
         tried.clear()
         found, few = plan_rows(lengths), len(tried)
+        assert sorted(index for row in found for index in row) == list(range(len(lengths)))
         tried.clear()
         plan_rows(lengths, attention_length=1e12)  # tries all but where a packing has no gap
-        costs = [rows_cost(best_fit(lengths, capacity), lengths, 1024) for capacity in tried]
-        assert rows_cost(found, lengths, 1024) <= min(costs)
+        others = [best_fit(lengths, capacity) for capacity in tried]
+        others += [[list(range(len(lengths)))], [[index] for index in range(len(lengths))]]
+        assert cost(found, lengths) <= min(cost(rows, lengths) for rows in others) + 1e-9
         stopped += few < len(tried)
     assert stopped > 10
 
@@ -99,10 +90,8 @@ def test_shuffled_targets_are_used_once_and_never_by_their_own_example(counts):
     assert (owner[order] != owner).all()
 
 
-def test_shuffled_targets_where_one_example_has_most_pairs_or_all():
+def test_shuffled_targets_by_hand():
+    """Where one example has most pairs, or all; aligned ones are at the same place of the next example."""
     assert shuffled_order([3, 1, 1]).tolist() == [3, 4, 3, 4, 0]
     assert all(shuffled_order(counts) is None for counts in ([], [3], [0, 2, 0], [0, 0]))
-
-
-def test_aligned_targets_are_at_the_same_place_of_the_next_example():
     assert shuffled_order([2, 0, 1, 3], aligned=True).tolist() == [2, 2, 3, 0, 1, 0]

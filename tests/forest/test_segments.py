@@ -54,14 +54,23 @@ def plan_of(*examples):
     return batch, segment_plan(batch)
 
 
-def test_a_long_forest_attends_segment_by_segment_and_a_short_one_as_one():
-    """A trunk of 400, a branch of two behind token 9, a target of 30; then a trunk of two."""
+def test_a_long_forest_attends_segment_by_segment_and_a_short_one_as_one(monkeypatch):
+    """A trunk of 400, a branch of two behind token 9, a target of 30; then a trunk of two. Only the queries of the branch
+    get a mask."""
+    shapes = []
+
+    def recorded(*arguments):
+        mask = dense_mask(*arguments)
+        shapes.append(tuple(mask.shape))
+        return mask
+
+    monkeypatch.setattr(masks, "dense_mask", recorded)
     long = paired(np.full(400, 5), [(10, 400)], [Views(9, 10, 40)], predictors=2)
     short = Example(np.array([20, 21], np.int32), ((1, 2),))
     batch, plan = plan_of(long, short)
     assert batch.input_ids.shape == (1, 434)
     assert batch.forests.tolist() == [[0, 432], [432, 434]]
-    assert plan.sizes == (0, 432, 0, 2, 0)
+    assert plan.sizes == (0, 432, 0, 2, 0) and shapes == [(1, 1, 2, 432)]
     trunk, branch, target = plan.forests[0]
     assert (trunk.length, trunk.branch, trunk.mask) == (400, False, None)
     assert (branch.length, branch.branch) == (2, True)
@@ -72,19 +81,6 @@ def test_a_long_forest_attends_segment_by_segment_and_a_short_one_as_one():
     whole, plan = plan_of(paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2))
     (only,) = plan.forests[0]
     assert (only.length, only.branch) == (8, False) and torch.equal(only.mask, dense_mask(whole)[0, 0])
-
-
-def test_of_a_long_forest_only_the_queries_of_a_branch_get_a_mask(monkeypatch):
-    shapes = []
-
-    def recorded(*arguments):
-        mask = dense_mask(*arguments)
-        shapes.append(tuple(mask.shape))
-        return mask
-
-    monkeypatch.setattr(masks, "dense_mask", recorded)
-    plan_of(paired(np.full(400, 5), [(10, 400)], [Views(9, 10, 40)], predictors=2))
-    assert shapes == [(1, 1, 2, 432)]
 
 
 def test_costs_by_hand():

@@ -44,6 +44,11 @@ def rows_of(*examples, window=None, predictors=(90, 91), multiple=1, **options):
     return rows, dense_mask(rows, window)[0, 0]
 
 
+def in_blocks(dense):
+    """Which blocks of 128 x 128 hold a pair."""
+    return dense.unflatten(2, (-1, 128)).unflatten(4, (-1, 128)).any(5).any(3).int()
+
+
 def test_layout():
     forest = build_forest(EXAMPLE, (90, 91))
     assert forest.input_ids.tolist() == [10, 11, 12, 13, 90, 91, 12, 13]
@@ -120,19 +125,15 @@ def test_inline_isolates_the_target_and_nothing_after_it():
 
 @pytest.mark.parametrize("window", [None, 6])
 def test_block_mask_says_what_the_dense_mask_says(window):
-    batch = ForestCollator((96, 97), 0, pad_to_multiple_of=128)(made_up_examples(2)).rows
-    dense, rule, blocks = dense_mask(batch, window), mask_mod(batch, window), block_mask(batch, window).to_dense()
-    q, k = torch.arange(128)[:, None], torch.arange(128)[None, :]
-    for row in range(len(batch.input_ids)):
+    """In rows of two blocks; two examples that fill a block each have none between them."""
+    full = [Example(np.full(128, 5 + number, np.int32), ((1, 128),)) for number in range(2)]
+    forests = [build_forest(one, (96, 97)) for one in [*full, *made_up_examples(2)]]
+    rows, _ = ForestCollator((96, 97), 0, 128).pack(forests, [range(2), range(2, 6)])
+    dense, rule, blocks = dense_mask(rows, window), mask_mod(rows, window), block_mask(rows, window).to_dense()
+    q, k = torch.arange(256)[:, None], torch.arange(256)[None, :]
+    for row in range(2):
         assert torch.equal(rule(torch.tensor(row), torch.tensor(0), q, k), dense[row, 0])
-        assert bool(blocks[row, 0].any()) == bool(dense[row, 0].any())
-
-
-def test_block_mask_leaves_out_blocks_between_examples():
-    """Two examples that fill a block each: the block between them is empty."""
-    examples = [Example(np.full(128, 5 + i, np.int32), ((1, 128),)) for i in range(2)]
-    batch, _ = ForestCollator((), 0).pack([build_forest(e, ()) for e in examples], [[0, 1]])
-    assert block_mask(batch).to_dense()[0, 0].tolist() == [[1, 0], [0, 1]]
+    assert torch.equal(blocks, in_blocks(dense)) and blocks[0, 0].tolist() == [[1, 0], [0, 1]]
 
 
 @pytest.mark.slow
@@ -148,9 +149,8 @@ def test_block_masks_are_compiled_once_for_all_batches_of_a_shape(monkeypatch):
             rows, _ = ForestCollator((96, 97), 0, 128).pack(
                 [build_forest(one, (96, 97)) for one in examples], [range(size)]
             )
-            blocks = dense_mask(rows).unflatten(2, (-1, 128)).unflatten(4, (-1, 128)).any(5).any(3)
             with torch.autocast("cpu", torch.bfloat16, enabled=size == 3):
-                assert torch.equal(block_mask(rows).to_dense(), blocks.int())
+                assert torch.equal(block_mask(rows).to_dense(), in_blocks(dense_mask(rows)))
             assert counter.frame_count == compiled
     finally:
         visibility._block_mask_builder.cache_clear()

@@ -3,86 +3,20 @@
 from __future__ import annotations
 
 import copy
-import zlib
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from stepjepa.cli.main import main
-from stepjepa.data.options import SYSTEM_PROMPT
 from stepjepa.data.tokens import Prompter, template_turn_end
-from stepjepa.generation import local, solve
+from stepjepa.errors import StepJepaError
+from stepjepa.generation import local
 from stepjepa.generation.local import LocalGenerator, generate_batch
 from stepjepa.generation.output import Request
 from support.families import family_model
 from support.models import PROMPTS, spread, tiny_model
-from support.rows import lines as rows
-from support.rows import write
 from support.templates import FORMATS
 from support.tokenizers import byte_bpe_tokenizer, fresh, special_id
-
-COUNT = 6
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A random model of the size `tiny` whose text changes from place to place."""
-    from stepjepa.modeling.load import load_model, load_tokenizer
-
-    path = tmp_path_factory.mktemp("generator") / "model"
-    tokenizer = load_tokenizer("tiny", ["What is 12345 + 67890?", SYSTEM_PROMPT])
-    model = load_model("tiny", tokenizer, seed=3)
-    torch.manual_seed(1)
-    for parameter in model.parameters():  # or each prompt would get the same text
-        parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    model.save_pretrained(path)
-    tokenizer.save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def data(tmp_path):
-    asked = [
-        {"question": f"What is {n}{' and some more' * (n % 4)} + 1?", "answer": f"#### {n + 1}"} for n in range(COUNT)
-    ]
-    return write(tmp_path / "data.jsonl", asked)
-
-
-@pytest.fixture
-def lenient(monkeypatch):
-    """A random model is never right, so every third text is taken for right."""
-    monkeypatch.setattr(solve, "final_answer", lambda text: text)
-    monkeypatch.setattr(solve, "answers_match", lambda found, truth: zlib.crc32(found.encode()) % 3 == 0)
-
-
-@pytest.fixture
-def generate(folder, data, tmp_path, lenient):
-    def run(name, *flags):
-        fixed = (
-            f"--batch_size 4 --max_new_tokens 6 --accept_truncated --temperature 1.0 --top_p 1.0 --model_name {folder}"
-        )
-        return main(["generate", str(data), *fixed.split(), "--output_file", str(tmp_path / name), *flags])
-
-    return run
-
-
-def test_a_run_and_its_repetition(generate, tmp_path, capsys):
-    for name in ("a.jsonl", "b.jsonl"):
-        assert generate(name, "--attempts", "2") == 0
-    for kind in ("", ".unsolved"):
-        first, second = (tmp_path / f"{name}{kind}.jsonl" for name in "ab")
-        assert first.exists() == second.exists()
-        assert not first.exists() or first.read_bytes() == second.read_bytes()
-    assert generate("once.jsonl", "--attempts", "1") == 0
-    once = {row["row"]: row["response"] for row in rows(tmp_path / "once.unsolved.jsonl")}
-    again = {row["row"]: row["response"] for row in rows(tmp_path / "a.unsolved.jsonl")}
-    assert again and all(once[row] != text for row, text in again.items()), "a retry repeats the first attempt"
-    assert len(set(once.values())) > 1
-    assert generate("c.jsonl", "--seed", "1", "--attempts", "2") == 0
-    assert (tmp_path / "c.jsonl").read_bytes() != (tmp_path / "a.jsonl").read_bytes()
-    captured = capsys.readouterr()
-    assert "6 rows read: " in captured.out and "batches of 4" in captured.err and "float32 on " in captured.err
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -116,13 +50,14 @@ def test_a_prompt_without_room_is_refused(tokenizer):
     assert [[r.row for r in group] for group in generator.answer(requests, {1, 2, 3})] == [[4]]
 
 
-def test_out_of_memory_is_one_line(generate, monkeypatch, capsys):
+def test_out_of_memory_names_the_batch(model, tokenizer, monkeypatch):
     def full(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(local, "generate_batch", full)
-    assert generate("out.jsonl") == 2
-    assert "out of memory with 4 questions at once" in capsys.readouterr().err
+    generator = LocalGenerator(model, Prompter(tokenizer), max_new_tokens=6, batch_size=4)
+    with pytest.raises(StepJepaError, match="out of memory with 4 questions at once"):
+        list(generator.answer([request(number) for number in range(6)], set()))
 
 
 @pytest.fixture(scope="module")

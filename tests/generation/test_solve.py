@@ -3,7 +3,6 @@ function of row and seed."""
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -65,24 +64,6 @@ def run(monkeypatch):
     return generate
 
 
-def test_every_question_once_and_in_order(options, run, tmp_path):
-    result = run(options(attempts=3))
-    solved, unsolved = rows(tmp_path / "out.jsonl"), rows(tmp_path / "out.unsolved.jsonl")
-    assert [row["row"] for row in solved] == sorted(row["row"] for row in solved)
-    assert sorted(row["row"] for row in solved + unsolved) == list(range(1, COUNT + 1))
-    assert {row["attempt"] for row in solved} == {1, 2, 3} and {row["attempt"] for row in unsolved} == {3}
-    summary = json.loads((tmp_path / "out.jsonl.meta.json").read_text())["summary"]
-    assert summary == result.summary and not result.already
-    assert sum(summary["solved_at_attempt"].values()) == summary["solved"] == len(solved)
-    assert summary["solved"] + summary["unsolved"] == COUNT
-    of_attempt = [summary["solved_at_attempt"][number] for number in "123"]
-    asked = COUNT + (COUNT - of_attempt[0]) + (COUNT - sum(of_attempt[:2]))
-    assert summary["tokens_written"] == 4 * asked
-    again = run(options(attempts=3), Pupil(0))
-    assert again.already and again.summary == summary
-    assert str(again).startswith(f"{tmp_path / 'out.jsonl'} is already complete")
-
-
 @pytest.mark.parametrize(("call", "fails_at"), [("fsync", 3), ("replace", 1), ("replace", 3)])
 def test_a_full_disk(call, fails_at, options, run, tmp_path, monkeypatch):
     """Between two groups, and at the first and the last of the files that are written at the end."""
@@ -106,30 +87,11 @@ def test_a_full_disk(call, fails_at, options, run, tmp_path, monkeypatch):
 
 
 def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
-    """Nor do options that have left, which version 0.2 recorded."""
     run(options())
     with pytest.raises(ConfigError, match="made with temperature 0.7, not 0.9; .* --overwrite"):
         run(options(temperature=0.9))
-    assert run(options(concurrency=99), Pupil(0)).already
-    meta = tmp_path / "out.jsonl.meta.json"
-    record = json.loads(meta.read_text())
-    record["identity"] |= {"greedy_first": False, "response_field": "response"}
-    meta.write_text(json.dumps(record))
-    assert run(options(), Pupil(0)).already
-
-
-def test_a_damaged_record_is_one_line(options, run, tmp_path):
-    run(options())
-    meta = tmp_path / "out.jsonl.meta.json"
-    record = json.loads(meta.read_text())
-    for changes, words in (
-        ({"summary": None}, "the record is damaged.*--overwrite"),
-        ({"summary": {**record["summary"], "solved_at_attempt": None}}, "the record is damaged"),
-        ({"identity": 5}, "is not a record of this command"),
-    ):
-        meta.write_text(json.dumps({**record, **changes}))
-        with pytest.raises(ConfigError, match=words):
-            run(options(), Pupil(0))
+    again = run(options(concurrency=99), Pupil(0))
+    assert again.already and str(again).startswith(f"{tmp_path / 'out.jsonl'} is already complete")
 
 
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
@@ -156,9 +118,7 @@ def read(tmp_path):
     ("row", "options", "expected"),
     [
         ({"question": "q", "answer": "a\n#### 3"}, {}, ("q", "a\n#### 3", "3")),
-        ({"question": None, "answer": None, "text": "q", "code": "[a-z]+"}, {}, ("q", "[a-z]+", "[a-z]+")),
         ({"question": "q", "answer": "#### 1\nNo:\n####  7"}, {}, ("q", "#### 1\nNo:\n####  7", "1")),
-        ({"question": "q", "answer": "\\boxed{5}.\n#### 6"}, {}, ("q", "\\boxed{5}.\n#### 6", "6")),
         ({"question": "q", "ground_truth": 3}, {}, ("q", "", "3")),
         ({"question": "q", "answer": "#### 3", "ground_truth": "4"}, {}, ("q", "#### 3", "4")),
         (
@@ -166,7 +126,6 @@ def read(tmp_path):
             {"source_column": "problem", "target_column": "solution"},
             ("q", "#### 3", "3"),
         ),
-        ({"problem": "q", "final": 3}, {"source_column": "problem", "target_column": "final"}, ("q", "3", "3")),
         ({"messages": CHAT}, {}, ("q", "3", "3")),
     ],
 )
@@ -181,15 +140,7 @@ def test_a_row_that_can_be_asked(row, options, expected, read):
     [
         ({"question": " ", "answer": "3"}, {}, "no_question", "is empty"),
         ({"question": "q"}, {}, "no_ground_truth", "no column ground_truth"),
-        ({"question": "q", "answer": "words " * 20}, {}, "no_ground_truth", "no ####"),
         ({"question": "q", "answer": "It is 3.\n####"}, {}, "no_ground_truth", "no final answer"),
-        ({"question": "q", "answer": "She has 3.\nThen 4."}, {}, "no_ground_truth", "no final answer"),
-        (
-            {"question": "q", "answer": "3"},
-            {"source_column": "problem", "target_column": "solution"},
-            "no_known_columns",
-            "no column 'problem'",
-        ),
         ({"messages": TURNS}, {}, "several_turns", "one question"),
     ],
 )

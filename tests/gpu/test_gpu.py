@@ -14,9 +14,6 @@ from safetensors.torch import load_file
 
 import stepjepa
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
-from stepjepa.forest.layout import build_forest
-from stepjepa.forest.visibility import additive_mask, block_mask
-from stepjepa.losses.lm import linear_cross_entropy_sum
 from stepjepa.modeling.extras import begin_targets, placed_predictors
 from stepjepa.modeling.load import load_model
 from stepjepa.modeling.masks import FLEX
@@ -189,46 +186,6 @@ def test_doctor_finds_every_setting_exact_and_compiles():
     assert not faults
     if CUDA:
         assert any(name.startswith("cuda") for name in found.about["devices"]) and found.tried[0].attention == FLEX
-
-
-# Memory
-
-
-def peak(call):
-    """Bytes that a call takes at most, of the GPU's memory; 0 without a GPU."""
-    if not CUDA:
-        call()
-        return 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    held = torch.cuda.memory_allocated()
-    result = call()  # noqa: F841 - it is held while the peak is read
-    torch.cuda.synchronize()
-    return torch.cuda.max_memory_allocated() - held
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_masks_take_little_more_than_their_own_memory(dtype):
-    examples = [made_up_example(2000, [Views(600, 700, 1500)], seed, 2) for seed in range(3)]
-    rows, _ = ForestCollator((96, 97), 0, 128).pack([build_forest(one, (96, 97)) for one in examples], [[0, 1, 2]])
-    rows = rows.to(DEVICE)
-    own = rows.input_ids.shape[1] ** 2 * dtype.itemsize
-    assert peak(lambda: additive_mask(rows, dtype)) <= 1.4 * own
-    block_mask(rows)
-    assert peak(lambda: block_mask(rows)) <= own / 50
-
-
-def test_logits_come_in_chunks():
-    """2,048 labels and 128,000 entries are a GiB of logits."""
-    width, limit = 64, 64 * 2**20
-    states, weight = (torch.randn(n, width, device=DEVICE, requires_grad=True) for n in (2048, 128_000))
-    labels = torch.arange(2048, device=DEVICE)
-
-    def loss(most):
-        return lambda: linear_cross_entropy_sum(states, weight, labels, max_logits_bytes=most).backward()
-
-    assert peak(loss(limit)) <= 6 * limit
-    assert not CUDA or peak(loss(2**40)) > 2**30
 
 
 # Waiting

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.report import DataWarning
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.inspect import statistics
@@ -15,6 +14,7 @@ from stepjepa.inspect.statistics import RowSample
 from support.checks import ROWS, check_format, tokens_of, warned, words
 from support.encoding import settings_of
 from support.rows import step_rows, write
+from support.tool_rows import ONE, TWO_CALLS, call, row
 
 BLANK, LINES = "one\n\ntwo\n\nthree", "one\ntwo\nthree"
 
@@ -45,18 +45,31 @@ def test_everything_is_counted():
     assert report.samples == [RowSample("list row 0", {"System": "s", "User": "u", "Assistant": BLANK}, 3)]
 
 
+def test_calls_and_results_are_counted():
+    report = check_format([row(TWO_CALLS), row(ONE[:2]), row([ONE[0], call(weight=0)])])
+    assert report.role_orders == {
+        "user, tool call, tool result, tool call, tool result, assistant": 1,
+        "user, tool call": 1,
+    }
+    assert report.step_counts == {2: 1, 0: 1} and report.rows_skipped == {"switched_off": 1}
+    assert report.unread == {} and report.other_columns == {}
+    (sample,) = report.samples
+    assert list(sample.texts) == ["User", "Tool call", "Tool result", "Assistant"]
+    assert '"city": "Oslo"' in sample.texts["Tool call"]
+    (alone,) = check_format([row(ONE[:2])]).samples
+    assert list(alone.texts) == ["User", "Tool call"] and alone.steps == 0
+
+
 VERDICTS = [
     (
         [BLANK] * 2 + ["one"],
         "ready for step_jepa: 2 of 3 rows have two or more steps; the other 1 would be used for the LM loss only",
     ),
-    ([LINES] + [BLANK] * 3, "ready for step_jepa: 3 of 4 rows have two or more steps; the other 1"),
     (
         [BLANK, *["one"] * 10],
         "not for step_jepa: only 1 of 11 rows have two or more steps (found by --step_splitter separator); name "
         "another --step_splitter or --step_separator, or train with --objective llm_jepa, which needs no steps",
     ),
-    (["one"], "not for step_jepa: only 0 of 1 rows have two or more steps"),
 ]
 
 
@@ -82,15 +95,17 @@ def test_plain_text_is_no_chat_and_no_error():
     assert (report.plain_text, report.rows_skipped) == (False, {"no_known_columns": 1})
 
 
-def test_named_columns():
-    source = [{"sentence": "It is red.", "texts": ["a sky", "a rose"], "right": right} for right in (1, 5)]
-    with pytest.raises(DataError, match="columns found: sentence, texts, right.*--source_column and --target_column"):
-        check_format(source)
-    report = check_format(source, source_column="sentence", target_column="texts", choice_column="right")
-    assert (report.rows_usable, report.samples[0].texts) == (1, {"User": "It is red.", "Assistant": "a rose"})
-    assert report.rows_skipped == {"no_such_choice": 1}
-    # A text column that is named is no plain text.
-    assert not check_format([{"text": "a", "more": "b"}], source_column="text", target_column="more").plain_text
+def test_tokens_of_plain_text():
+    rows = [{"text": "one two three four"}, {"text": ""}, {"input_ids": [7, 8, 9]}]
+    rows.append({"question": "how", "answer": "one"})
+    found = tokens_of(rows, "split", max_length=3, labels="assistant")
+    # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
+    assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
+    assert found.truncation is None and found.data.tokens == 8
+    assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
+    assert any("3 examples: texts are cut into blocks of max_length" in line for line in found.lines())
+    with pytest.raises(DataError, match="needs chats"):
+        tokens_of(rows, "step_jepa")
 
 
 def test_nothing_from_the_file_can_steer_a_terminal(tmp_path):
@@ -105,10 +120,6 @@ def test_nothing_from_the_file_can_steer_a_terminal(tmp_path):
 
 
 def test_what_cannot_be_used():
-    with pytest.raises(
-        DataError, match="none of 2 rows can be used; skipped 1: .*unknown role.*; skipped 1: .*not an object"
-    ):
-        check_format([{"messages": [{"role": "bot", "content": ""}]}, 3])
     with pytest.raises(DataError, match=r"list row 1: .*--strict_data"):
         check_format([*rows("x"), 3], strict_data=True)
     with pytest.raises(DataError, match="list: the file or data set is empty"):
@@ -151,17 +162,14 @@ CASES = [
         *("duplicate_questions", ASKED, {}, (2, 4)),
         ["2 of 4 rows (50.0 %) repeat the question of an earlier one (first: list row 0 and list row 2)", "keeps the first"],
     ),
-    ("duplicate_questions", ASKED[:2], {}, None, []),
     # What is asked is all that the user says; without a user nothing is asked.
     ("duplicate_questions", [ASKED[1], {"messages": [*ASKED[1]["messages"], *TURNS]}], {}, None, []),
     ("duplicate_questions", [{"messages": [SYSTEM, TURNS[1]]}] * 2, {}, None, []),
     ("duplicate_texts", TEXTS, {}, (2, 4), ["(first: list row 0 and list row 1)"]),
-    ("duplicate_texts", TEXTS[1:3], {}, None, []),
     (
         *("eval_in_train", TRAIN, {"eval_file": HELD_OUT}, (1, 2)),
         ["1 of 2 rows (50.0 %) of list repeat questions of the training file (first: list row 0 and list row 2)"],
     ),
-    ("eval_in_train", TRAIN, {"eval_file": HELD_OUT[1:]}, None, []),
     ("eval_in_train", [{"q": "one", "a": "x"}], {"eval_file": [{"q": "One", "a": "y"}], **NAMED}, (1, 1), []),
     ("eval_in_train", TEXTS[:1], {"eval_file": TEXTS[1:2]}, (1, 1), []),
 ]  # fmt: skip
@@ -178,21 +186,6 @@ def test_no_warning_of_texts():
     assert found(TRAIN) == {} == found(TRAIN, eval_file=HELD_OUT[1:])
     assert set(found(TEXTS)) == {"duplicate_texts"}
     assert warning_lines([]) == ["Warnings: none"]
-
-
-def test_steps_that_rows_hold():
-    source = [{"question": f"q {n}", "answer": STEPS, "steps": steps} for n, steps in enumerate(([], 5, ["no"]))]
-    warned = found(source, splitter="auto")
-    assert "1 of 3 rows (33.3 %) have steps that cannot be used: the steps" in warned["own_no_steps"].text
-    assert "(first: list row 1: column 'steps' is not a list of texts)" in warned["own_no_steps"].text
-    assert "are not in its answer (first: list row 2" in warned["own_steps_not_found"].text
-
-
-def test_lines_of_a_warning():
-    lines = warning_lines([DataWarning("a", 1, 2, "what was " + "found " * 30, "do this")])
-    assert lines[0] == "Warnings: 1" and lines[1].startswith("  1. What was found found")
-    assert all(len(line) <= 100 for line in lines) and all(line.startswith("     ") for line in lines[2:])
-    assert lines[-1] == "     Do this."
 
 
 # What a model will see
@@ -215,9 +208,8 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     file.write_text("\n".join(json.dumps(row) for row in [*step_rows(9), 3, *ROWS, 4, *step_rows(2)]))
     whole = check(str(file), "micro", max_length=20, **options)
     monkeypatch.setattr(statistics, "CHUNK_ROWS", 2)
-    for model, processes in (("micro", 2), (None, 2)):
-        found = check(str(file), model, num_proc=processes, **options, **({"max_length": 20} if model else {}))
-        assert found.texts == whole.texts and (model is None or found.to_dict() == whole.to_dict())
+    found = check(str(file), "micro", max_length=20, num_proc=2, **options)
+    assert found.texts == whole.texts and found.to_dict() == whole.to_dict()
     assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats
     found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
     assert (found.data.rows_read, found.data.rows_kept, found.truncation.longest) == (7, 4, 13)
@@ -237,34 +229,6 @@ def test_truncation():
     assert (cut.answers_cut, cut.rows_without_room, cut.longest, report.data.tokens) == (1, 1, 13, 34 - 5 - 13)
     assert report.data.first_skipped["no_room_for_answer"].startswith("list row 2: the prompt has 9 tokens")
     assert "truncated" not in warned(tokens_of(ROWS, max_length=13))
-
-
-def test_the_rows_are_read_once():
-    class Rows(list):
-        read = 0
-
-        def __iter__(self):
-            for row in super().__iter__():
-                Rows.read += 1
-                yield row
-
-    rows = Rows(step_rows(600))
-    found = check(rows, "micro", objective="step_jepa")  # whose tokenizer is trained on them
-    assert (found.texts.rows_read, found.tokens.data.rows_read) == (600, 600)
-    assert Rows.read < 3 * 600  # some are looked at for their splitter
-
-
-def test_tokens_of_plain_text():
-    rows = [{"text": "one two three four"}, {"text": ""}, {"input_ids": [7, 8, 9]}]
-    rows.append({"question": "how", "answer": "one"})
-    found = tokens_of(rows, "split", max_length=3, labels="assistant")
-    # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
-    assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
-    assert found.truncation is None and found.data.tokens == 8
-    assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
-    assert any("3 examples: texts are cut into blocks of max_length" in line for line in found.lines())
-    with pytest.raises(DataError, match="needs chats"):
-        tokens_of(rows, "step_jepa")
 
 
 def test_the_report_is_that_of_training():

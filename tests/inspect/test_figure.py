@@ -1,7 +1,6 @@
 """The picture of a row: it is drawn for every form, without global state, and its colours can be told apart."""
 
 import sys
-import warnings
 
 import matplotlib
 import numpy as np
@@ -10,7 +9,6 @@ from matplotlib.image import imread
 
 from stepjepa.inspect.figure import row_figure, save_figure
 from stepjepa.inspect.record import KINDS
-from support.colours import assert_told_apart, luminance
 from support.pages import stepped_example
 from support.records import row_record
 
@@ -41,30 +39,3 @@ def test_the_mask_is_the_record_s_and_nothing_global_is_changed(monkeypatch):
     np.testing.assert_array_equal((picture < 1).any(2), record.visible)
     first = record.kinds.index("predictor")
     assert picture[first, first, 0] == pytest.approx(int(KINDS["predictor"].light[1:3], 16) / 255)
-
-
-def test_the_same_row_gives_the_same_bytes_whatever_its_title_holds(tmp_path):
-    title = "\x1b[31m\x00 \u202e\u05d0 $\\frac{1 \U00013000\u4e2d"
-    files = [tmp_path / "1.png", tmp_path / "2.png"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for file in files:
-            save_figure(row_figure(made_up(), title), file, dpi=50)
-    first, second = (file.read_bytes() for file in files)
-    assert first == second and first.startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("paper", ["light", "dark"])
-@pytest.mark.parametrize(
-    "together",
-    ["prompt answer source_end original predictor target source", "prompt answer source_end isolated predictor"],
-)
-def test_colours_differ_under_deuteranopia(paper, together):
-    assert_told_apart([getattr(KINDS[kind], paper) for kind in together.split()])
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_letters_are_readable_on_their_colours(kind):
-    for ground, letter in ((kind.light, kind.on_light), (kind.dark, kind.on_dark)):
-        on_black, on_white = (luminance(ground) + 0.05) / 0.05, 1.05 / (luminance(ground) + 0.05)
-        assert letter == ("black" if on_black > on_white else "white")

@@ -125,6 +125,22 @@ def test_many_sums_of_states():
     assert "  pair 12, weight 0.0556  before: - h[14] + h[15]" in lines and "  and 6 more" in lines
 
 
+# mode, spans; of each pair the states of source and target.
+TUBES = [
+    ("span", [(1, 2)], [("T - P: - h[1] + h[2] - h[3] + h[4] - h[6] + h[8]", "P: - h[2] + h[3]")]),
+    ("mean", (), [("user: mean h[2-4]", "answer: mean h[7-8]")]),
+    ("curvature", (), [(f"before: - h[{n - 1}] + h[{n}]", f"after: - h[{n}] + h[{n + 1}]") for n in (2, 3, 7)]),
+]
+
+
+@pytest.mark.parametrize(("mode", "spans", "pairs"), TUBES, ids=str)
+def test_sums_of_a_tube(mode, spans, pairs):
+    drawn = tuple(pairs_of_spans(Span(2, 5), Span(7, 9), spans, tube_options(mode=mode)))
+    row = tube_record(Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=drawn), str, mode)
+    assert [row.sides(pair) for pair in row.pairs] == pairs
+    assert {pair.weight for pair in row.pairs} == {1 / 3 if mode == "curvature" else 1}
+
+
 def seen_in(lines, blocks, width):
     """The matrix that a drawing of half blocks shows."""
     matrix = []
@@ -134,7 +150,7 @@ def seen_in(lines, blocks, width):
     return np.array(matrix[:width])
 
 
-@pytest.mark.parametrize(("length", "width", "sampled"), [(7, 30, ""), (7, 60, ""), (40, 30, "; 20 of 78 positions")])
+@pytest.mark.parametrize(("length", "width", "sampled"), [(7, 30, ""), (40, 30, "; 20 of 78 positions")])
 def test_the_blocks_are_the_matrix(length, width, sampled):
     row = record(length=length)
     positions = evenly(len(row), width - 10)
@@ -154,9 +170,3 @@ def test_text_in_the_data_does_nothing():
     assert all(one in text for one in (*shown, r"no pair: [red]why[/red]\x1b"))
     coloured = drawn(record(words=HOSTILE), file=Screen(), notes=notes)
     assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text  # only rich's own colours are added
-
-
-def test_colour_on_terminals_only(monkeypatch):
-    assert "\x1b[32m" in drawn(record(), file=Screen()) and "\x1b" not in drawn(record())
-    monkeypatch.setenv("NO_COLOR", "1")
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", drawn(record(), file=Screen()))

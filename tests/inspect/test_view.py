@@ -63,7 +63,6 @@ def test_a_notebook_shows_the_page_whole():
     ("options", "message"),
     [
         ({"predictor": 2}, "unknown option 'predictor'; did you mean 'predictors'"),
-        ({"objective": "jepa"}, "objective is 'jepa'"),
         ({"row": "1"}, "row is '1'; it must be a whole number at least 0"),
         ({"tokenizer": "tinny"}, "did you mean tiny"),
     ],

@@ -222,14 +222,6 @@ def test_rows_with_tools_have_the_tokens_of_axolotl(folder, name):
         assert labelled == theirs_labelled if name == "qwen_25" else labelled > theirs_labelled
 
 
-def test_a_switched_on_question_is_one_line(folder):
-    chat = [{"from": "human", "value": "1 + 1?", "train": True}, {"from": "gpt", "value": "One.\n\nTwo."}]
-    write(folder / "train.jsonl", [{"conversations": chat}])
-    given = config()
-    given["datasets"][0]["message_field_training"] = "train"
-    assert_refused("message_field_training: only whole messages of the assistant", loaded, given)
-
-
 # What is refused
 
 
@@ -244,41 +236,33 @@ def assert_refused(message, call, given):
     [
         ({"sample_packing": True}, "sample_packing True cannot be combined.*leave it out"),
         ({"attn_implementation": "flash_attention_2"}, "attn_implementation 'flash_attention_2'.*give sdpa or eager"),
-        ({"context_parallel_size": 2}, "context_parallel_size 2.*give 1"),
-        ({"rl": "dpo"}, "rl 'dpo'"),
-        ({"streaming": True}, "streaming True"),
     ],
 )
 def test_what_cannot_be_combined_is_one_line(changes, message):
     assert_refused(message, JEPAPlugin().load_datasets, DictDefault(config(**changes)))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"predictorz": 2}, "unknown option 'predictorz'.*predictors"),
-        ({"lbd": -1}, "lbd is -1"),
-        ({"learning_rate": 1e-3}, "learning_rate is for JEPATrainer"),
-    ],
-)
-def test_an_option_that_cannot_be_used_is_one_line(folder, options, message):
-    assert_refused(f"jepa: {message}", loaded, config(jepa=options))
+def test_an_option_that_cannot_be_used_is_one_line(folder):
+    assert_refused("jepa: learning_rate is for JEPATrainer", loaded, config(jepa={"learning_rate": 1e-3}))
 
 
 @pytest.mark.parametrize(
-    ("entry", "key"),
+    ("entry", "message"),
     [
-        ({"type": "alpaca"}, "type"),
-        ({"roles_to_train": ["human"]}, "roles_to_train"),
-        ({"train_on_eos": "last"}, "train_on_eos"),
-        ({"chat_template": "chatml"}, "chat_template"),
-        ({"shards": 2}, "shards"),
+        ({"type": "alpaca"}, "datasets: train.jsonl: type "),
+        ({"roles_to_train": ["human"]}, "datasets: train.jsonl: roles_to_train "),
+        ({"train_on_eos": "last"}, "datasets: train.jsonl: train_on_eos "),
+        ({"chat_template": "chatml"}, "datasets: train.jsonl: chat_template "),
+        ({"shards": 2}, "datasets: train.jsonl: shards "),
+        ({"message_field_training": "train"}, "message_field_training: only whole messages of the assistant"),
     ],
 )
-def test_an_entry_that_asks_for_other_labels_is_one_line(folder, entry, key):
+def test_an_entry_that_asks_for_other_labels_is_one_line(folder, entry, message):
+    chat = [{"from": "human", "value": "1 + 1?", "train": True}, {"from": "gpt", "value": "One.\n\nTwo."}]
+    write(folder / "train.jsonl", [{"conversations": chat}])
     given = config()
     given["datasets"][0].update(entry)
-    assert_refused(f"datasets: train.jsonl: {key} ", loaded, given)
+    assert_refused(message, loaded, given)
 
 
 def test_the_command_ends_without_a_traceback(folder):

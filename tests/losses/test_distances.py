@@ -1,4 +1,5 @@
-"""The distances between two views of a pair, vectors made of states, and angles, in one process."""
+"""The distances between two views of a pair, vectors made of states, and angles, in one process; and what every loss makes
+of short dtypes, extreme states and no pair."""
 
 from __future__ import annotations
 
@@ -18,19 +19,30 @@ from stepjepa.losses.distances import (
     smooth_l1_loss,
     turning_angle,
 )
+from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 
 SOURCE, TARGET = torch.tensor([[3.0, 4.0], [1.0, 0.0]]), torch.tensor([[4.0, 3.0], [0.0, 2.0]])
 # The cosines with SOURCE are [[0.6, 0.8], [1.0, 0.0]]: rows and columns do not add up to the same.
 OTHERS = torch.tensor([[2.0, 0.0], [0.0, 0.5]])
-ON_ITS_OWN = {"cosine": cosine_loss, "l2": l2_loss, "mse": mse_loss, "smooth_l1": smooth_l1_loss}
-LOSSES = {**ON_ITS_OWN, "infonce": infonce_loss, "both_ways": partial(infonce_loss, symmetric=True)}
+REGULARIZERS = {
+    "vicreg": partial(vicreg_regularizer, variance_weight=1.0, covariance_weight=1.0),
+    "sigreg": partial(sigreg_regularizer, directions_DK=random_directions(16, 16, 0)),
+}
+LOSSES = {
+    "cosine": cosine_loss,
+    "l2": l2_loss,
+    "mse": mse_loss,
+    "smooth_l1": smooth_l1_loss,
+    "absolute": partial(smooth_l1_loss, beta=0.0),
+    "infonce": infonce_loss,
+    "both_ways": partial(infonce_loss, symmetric=True),
+    **REGULARIZERS,
+}
 every_loss = pytest.mark.parametrize("name", LOSSES)
 
 
-def sides(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    torch.manual_seed(0)
-    source, target = torch.randn(2, *shape)
-    return source.clone().requires_grad_(), target.clone().requires_grad_()
+def sides(*shape: int) -> torch.Tensor:
+    return torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
 
 
 def test_by_hand():
@@ -58,33 +70,36 @@ def test_half_precision_keeps_small_values():
 @every_loss
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_and_autocast_give_the_float32_of_the_rounded_states(name, dtype):
-    source, target = (side.detach().to(dtype) for side in sides(5, 64))
+    source, target = sides(9, 16).to(dtype)
+    source = 0.4 * source
     loss = LOSSES[name](source, target)
-    assert loss.dtype == torch.float32 and loss.shape == (5,)
+    assert loss.dtype == torch.float32 and loss.shape == (() if name in REGULARIZERS else (9,))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(LOSSES[name](source.float(), target.float()), loss)
+        assert torch.equal(LOSSES[name](source, target), loss)
 
 
 @every_loss
-def test_zero_states_have_finite_values_and_gradients(name):
-    for other in (torch.zeros(2, 4), torch.full((2, 4), 0.5)):
-        source, target = torch.zeros(2, 4, requires_grad=True), other.requires_grad_()
+def test_zero_collapsed_and_large_states_have_finite_values_and_gradients(name):
+    zeros, large = torch.zeros(4, 16), torch.full((4, 16), 1e4)
+    spread = 1e4 * torch.randn(4, 16, generator=torch.Generator().manual_seed(0))
+    for one, other in ((zeros, zeros), (zeros, zeros + 0.5), (large, large), (spread, spread)):
+        source, target = one.clone().requires_grad_(), other.clone().requires_grad_()
         loss = LOSSES[name](source, target)
         loss.sum().backward()
         assert loss.isfinite().all() and source.grad.isfinite().all() and target.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(
-    ("loss", "pairs"),
-    [*((loss, 0) for loss in LOSSES.values()), (partial(smooth_l1_loss, beta=0.0), 0)]
-    + [(LOSSES[name], 1) for name in ("infonce", "both_ways")],
+    ("name", "pairs", "value"),
+    [*((name, 0, 1.0) for name in LOSSES), ("infonce", 1, 1.0), ("both_ways", 1, 1.0), ("vicreg", 1, math.inf)],
 )
-def test_no_pair_and_nothing_to_distinguish_give_zero_that_backpropagates(loss, pairs):
-    source, target = sides(pairs, 4)
-    value = loss(source, target)
-    assert value.shape == (pairs,) and value.dtype == torch.float32 and value.sum() == 0
-    value.sum().backward()
-    assert torch.equal(source.grad, torch.zeros(pairs, 4)) and torch.equal(target.grad, torch.zeros(pairs, 4))
+def test_no_pair_and_nothing_to_distinguish_give_zero_that_backpropagates(name, pairs, value):
+    source, target = (side.requires_grad_() for side in value * sides(pairs, 16))
+    loss = LOSSES[name](source, target)
+    assert loss.shape == (() if name in REGULARIZERS else (pairs,)) and loss.dtype == torch.float32 and loss.sum() == 0
+    loss.sum().backward()
+    assert torch.equal(source.grad, torch.zeros(pairs, 16)) and torch.equal(target.grad, torch.zeros(pairs, 16))
 
 
 # Vectors made of states: v0 = h2 - h1, v1 = 2 h0 + h2 - 4 h3, v2 nothing, v3 = h1 / 2
@@ -121,7 +136,7 @@ def test_turning_angle_by_hand():
 
 
 def test_turning_angle_equals_the_arc_cosine_in_value_and_gradient():
-    source, target = (side.detach().double().requires_grad_() for side in sides(50, 8))
+    source, target = (side.requires_grad_() for side in sides(50, 8).double())
     plain, angle = torch.acos(torch.cosine_similarity(source, target, dim=-1)), turning_angle(source, target)
     torch.testing.assert_close(angle, plain.float())
     expected = torch.autograd.grad(plain.sum(), (source, target))

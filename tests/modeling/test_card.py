@@ -112,7 +112,7 @@ def test_run_json_says_when_where_and_how(adapter):
     assert [path for path in adapter.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
 
 
-def test_a_file_of_the_users_own_stays(adapter, tmp_path, bpe_tokenizer):
+def test_a_file_of_the_users_own_stays(adapter, tmp_path):
     """Whatever is asked for; a card of ours is written again."""
     out = tmp_path / "out"
     words = ["export", str(adapter / "checkpoint-1"), str(out), "--base_model", str(adapter.parent / "base")]
@@ -122,13 +122,6 @@ def test_a_file_of_the_users_own_stays(adapter, tmp_path, bpe_tokenizer):
         assert main([*words, "--overwrite_output_dir", "--merge_lora", "true"]) == 0
         assert ((out / "README.md").read_text() == text) == stays
     assert head_of(out).library_name == "transformers" and ", merged |" in (out / "README.md").read_text()
-    trainer = trainer_for(tmp_path / "python", fresh(bpe_tokenizer))
-    run = tmp_path / "python" / "out"
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "README.md").write_text(OWN)
-    trainer.save_model()
-    trainer.create_model_card(model_name="another")
-    assert (run / "README.md").read_text() == OWN and (run / "model.safetensors").is_file()
 
 
 def test_kept_predictors_and_adapters_without_a_name_load_as_written(tmp_path, monkeypatch, capsys, bpe_tokenizer):

@@ -58,9 +58,9 @@ class Mutant:
         return f"no such file: {missing[0]}" if missing else None
 
 
-def load(folder: Path = HERE) -> list[Mutant]:
-    """All mutants of the YAML files in `folder`, by their numbers."""
-    entries = [entry for path in sorted(folder.glob("*.yaml")) for entry in yaml.safe_load(path.read_text("utf-8"))]
+def load() -> list[Mutant]:
+    """All mutants of the YAML files of this folder, by their numbers."""
+    entries = [entry for path in sorted(HERE.glob("*.yaml")) for entry in yaml.safe_load(path.read_text("utf-8"))]
     mutants = [Mutant(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
     return sorted(mutants, key=lambda mutant: mutant.name)
 
@@ -113,12 +113,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, nargs="+", metavar="NN", help="the mutants with these numbers")
     parser.add_argument("--first", type=int, metavar="N", help="the first N mutants")
     parser.add_argument("--workers", type=int, default=1, metavar="W", help="mutants that are tested at a time")
-    parser.add_argument("--folder", type=Path, default=HERE, help="where the YAML files are")
     arguments = parser.parse_args(words)
     numbers = {f"{number:02}" for number in arguments.only or ()}
-    mutants = [mutant for mutant in load(arguments.folder) if not numbers or mutant.name[:2] in numbers][
-        : arguments.first
-    ]
+    mutants = [mutant for mutant in load() if not numbers or mutant.name[:2] in numbers][: arguments.first]
     problems = [f"{mutant.name}: {problem}" for mutant in mutants if (problem := mutant.problem())]
     if problems or not mutants:
         print("\n".join(problems) or "no mutant of that number")

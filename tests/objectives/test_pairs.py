@@ -71,25 +71,21 @@ STEPS = [
 ]
 
 
+# A text of so many tokens, cut in two.
+HALVES = [
+    ([], {"ids": range(4), "split_ratio": 0.3}, [View(1, 1, 2, 4, 3)]),
+    ([], {"ids": range(3)}, "too_short_to_split"),
+    ([], {"ids": range(5), "last_token": -3}, "view_shorter_than_last_token"),
+    ([], {"ids": range(5), "last_token": -3, "predictors": 1}, [View(1, None, 2, 5, 2)]),
+    ([], {"ids": range(9), "last_token": -2}, [View(2, 2, 4, 9, 7)]),
+]
+CASES = {"llm_jepa": QUESTIONS, "step_jepa": STEPS, "split": HALVES}
+
+
 @pytest.mark.parametrize(
     ("objective", "turns", "options", "expected"),
-    [("llm_jepa", *case) for case in QUESTIONS] + [("step_jepa", *case) for case in STEPS],
+    [(objective, *case) for objective, cases in CASES.items() for case in cases],
 )
 def test_pairs_by_hand(objective, turns, options, expected):
     pairs, reason = pairs_found(objective, turns, **options)
     assert (pairs or reason) == expected and bool(pairs) == (reason is None)
-
-
-@pytest.mark.parametrize(
-    ("length", "options", "expected"),
-    [
-        (4, {"split_ratio": 0.3}, [View(1, 1, 2, 4, 3)]),
-        (3, {}, "too_short_to_split"),
-        (5, {"last_token": -3}, "view_shorter_than_last_token"),
-        (5, {"last_token": -3, "predictors": 1}, [View(1, None, 2, 5, 2)]),
-        (9, {"last_token": -2}, [View(2, 2, 4, 9, 7)]),
-    ],
-)
-def test_halves_by_hand(length, options, expected):
-    pairs, reason = pairs_found("split", [], ids=range(length), **options)
-    assert (pairs or reason) == expected

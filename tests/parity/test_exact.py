@@ -21,6 +21,12 @@ def predictor_ids(count: int) -> tuple[int, ...]:
     return tuple(range(TRAINED_VOCABULARY, TRAINED_VOCABULARY + count))
 
 
+def ready(name, attention="sdpa"):
+    model = tiny_model(name, attention)
+    attach_forest_forward(model, TRAINED_VOCABULARY)
+    return model
+
+
 def run(model, batch):
     """States, LM sum and all gradients of a loss that weighs every state differently."""
     model.zero_grad()
@@ -51,14 +57,14 @@ def plain_lm_loss(model, examples):
     [(*case, count) for case in CASES for count in ((0, 1, 2, 3) if case == ("llama", "sdpa") else (0, 2))],
 )
 def test_packed_equals_two_pass_and_plain(name, attention, count):
-    model = tiny_model(name, attention)
-    attach_forest_forward(model, TRAINED_VOCABULARY)
+    model = ready(name, attention)
     examples = made_up_examples(count)
     reference, reference_gradient = run(model, TwoPassCollator(predictor_ids(count), 0)(examples))
     labels = sum(stop - start for example in examples for start, stop in example.labels)
     with torch.no_grad():
         plain = plain_lm_loss(model, examples) / labels
     batches = [ForestCollator(predictor_ids(count), 0, max_row_length=length)(examples) for length in (None, 40)]
+    assert [len(batch.rows.input_ids) > 2 for batch in batches] == [False, True]
     if attention == "sdpa":
         use_attention(model, SEGMENTS)
         batches.append(ForestCollator(predictor_ids(count), 0).in_one_row(examples))
@@ -76,8 +82,7 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("name", ["llama", "mistral_sliding", "gemma3_sliding", "qwen3"])
 def test_the_forward_of_flex_attention_equals_the_dense_mask(name, inline):
-    model = tiny_model(name, "eager")
-    attach_forest_forward(model, TRAINED_VOCABULARY)
+    model = ready(name, "eager")
     batch = ForestCollator(predictor_ids(2), 0, 128, inline=inline)(made_up_examples(2))
     blind = replace(batch, rows=replace(batch.rows, attach=batch.rows.attach * 0 - 1))
     with torch.no_grad():
@@ -92,8 +97,7 @@ def test_the_forward_of_flex_attention_equals_the_dense_mask(name, inline):
 
 def test_flex_attention_computes_in_the_dtype_of_autocast(monkeypatch):
     """Rotary positions leave queries and keys in float32 there, and values in bfloat16."""
-    model, dtypes = tiny_model("llama"), set()
-    attach_forest_forward(model, TRAINED_VOCABULARY)
+    model, dtypes = ready("llama"), set()
     use_attention(model, FLEX)
     own = masks.flex_attention_forward
 
@@ -113,17 +117,13 @@ def test_flex_attention_computes_in_the_dtype_of_autocast(monkeypatch):
 
 @pytest.fixture
 def llama():
-    model = tiny_model("llama")
-    attach_forest_forward(model, TRAINED_VOCABULARY)
-    return model
+    return ready("llama")
 
 
 @pytest.fixture
 def batch():
     """One row for all four examples; the case above has several rows too."""
-    examples = made_up_examples(2)
-    assert ForestCollator(predictor_ids(2), 0, max_row_length=40)(examples).rows.input_ids.shape[0] > 2
-    batch = ForestCollator(predictor_ids(2), 0)(examples)
+    batch = ForestCollator(predictor_ids(2), 0)(made_up_examples(2))
     assert batch.rows.input_ids.shape[0] == 1
     return batch
 
@@ -145,8 +145,7 @@ def test_lm_gradient_equals_plain_fine_tuning(llama, batch):
 )
 def test_gradient_checkpointing_changes_nothing(name, how):
     batch = ForestCollator(predictor_ids(2), 0)(made_up_examples(2, **how))
-    model = tiny_model(name)
-    attach_forest_forward(model, TRAINED_VOCABULARY)
+    model = ready(name)
     model.train()
     _, expected = run(model, batch)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -168,10 +167,3 @@ def test_bf16_autocast_is_close_and_losses_are_float32(llama, batch):
     assert rough.lm_loss_sum.dtype == torch.float32
     assert abs(float(rough.lm_loss_sum / exact.lm_loss_sum) - 1) < 0.01
     assert (rough.source_states.float() - exact.source_states).abs().max() < 0.2
-
-
-def test_own_forward_still_serves_generate():
-    model, ids = tiny_model("llama"), torch.tensor([[5, 6, 7]])
-    before = model.generate(ids, max_new_tokens=4, do_sample=False)
-    attach_forest_forward(model, TRAINED_VOCABULARY)
-    assert torch.equal(model.generate(ids, max_new_tokens=4, do_sample=False), before)

@@ -9,11 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
-from stepjepa.data.encode import encode_dataset
-from stepjepa.data.sources import RowSource
-from stepjepa.data.template import ChatRenderer
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.losses.distances import combine, cosine_loss, mse_loss, turning_angle
 from stepjepa.modeling.extras import predictor_names
@@ -21,10 +18,23 @@ from stepjepa.modeling.forward import attach_forest_forward
 from stepjepa.objectives.base import objective_of
 from stepjepa.objectives.semantic_tube import draws_spans
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.datasets import encode, settings_for
+from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.trainer import JEPATrainer
 from support.tube import tube_of_spans, tube_options
+
+
+@pytest.fixture(scope="session")
+def golden(shared_dir):
+    """The folder of the reference values."""
+    if not (shared_dir / "golden" / "official.json").is_file():
+        pytest.skip("no reference values here")
+    return shared_dir / "golden"
+
+
+@pytest.fixture(scope="session")
+def golden_tokenizer(golden):
+    return AutoTokenizer.from_pretrained(golden / "tokenizer")
 
 
 def read(golden, name):
@@ -38,34 +48,30 @@ def model(golden):
     return model
 
 
-def examples_for(golden, tokenizer, **options):
-    settings = JEPAOptions(objective="step_jepa", **options)
+def encode_rows(golden, tokenizer, **options):
+    """The examples of the reference rows, and the report on them."""
+    settings = JEPAOptions(**{"objective": "step_jepa", "predictors": 0, **options})
     settings.check()
-    return list(encode(RowSource(golden / "examples_steps.jsonl"), tokenizer, settings)[0]), settings
-
-
-def test_lm_loss(golden, golden_tokenizer, model):
-    examples, _ = examples_for(golden, golden_tokenizer, predictors=0)
-    with torch.no_grad():
-        output = model(batch=ForestCollator((), 0)(examples))
-    expected = read(golden, "step")["lm"]
-    labels = sum(stop - start for example in examples for start, stop in example.labels)
-    assert labels == expected["n_tokens"]
-    assert float(output.lm_loss_sum) / labels == pytest.approx(expected["loss_token_mean"], rel=2e-5)
+    return encode(golden / "examples_steps.jsonl", tokenizer, settings)
 
 
 def test_step_jepa_cases(golden, golden_tokenizer, model):
-    cases = read(golden, "step")["cases"]
+    cases, expected = read(golden, "step")["cases"], read(golden, "step")["lm"]
     assert len(cases) >= 8
     for case in cases:
         ids = [golden_tokenizer.convert_tokens_to_ids(f"<|predictor_{k}|>") for k in range(1, case["K"] + 1)]
         if case["order"] == "descending":
             ids.reverse()
-        examples, settings = examples_for(golden, golden_tokenizer, jepa_loss=case["loss"], predictors=case["K"])
+        options = {"jepa_loss": case["loss"], "predictors": case["K"]}
+        examples = list(encode_rows(golden, golden_tokenizer, **options)[0])
+        labels = sum(stop - start for example in examples for start, stop in example.labels)
+        assert labels == expected["n_tokens"]
         for collator in (ForestCollator(tuple(ids), 0), TwoPassCollator(tuple(ids), 0)):
             model.zero_grad()
             output = model(batch=collator(examples))
-            loss = objective_of(settings).distances(output.source_states, output.target_states).mean()
+            assert output.lm_loss_sum.item() / labels == pytest.approx(expected["loss_token_mean"], rel=2e-5)
+            objective = objective_of(JEPAOptions(objective="step_jepa", **options))
+            loss = objective.distances(output.source_states, output.target_states).mean()
             assert loss.item() == pytest.approx(case["jepa_loss"], rel=2e-5, abs=1e-6), case
             if "cosine_per_example" in case:
                 cosines = torch.cosine_similarity(output.source_states, output.target_states, dim=-1)
@@ -76,11 +82,6 @@ def test_step_jepa_cases(golden, golden_tokenizer, model):
 
 
 # The steps of the reference rows, under the reference tokenizer and the real Llama 3 tokenizer
-
-
-def encode_rows(golden, tokenizer, objective="step_jepa", **options):
-    settings = settings_for((), JEPAOptions(objective=objective, step_splitter="separator", **options))
-    return encode_dataset(golden / "examples_steps.jsonl", tokenizer, ChatRenderer(tokenizer), settings)
 
 
 def readouts(example, pair):
@@ -102,7 +103,7 @@ def check(store, rows):
 
 def test_llama3(golden, llama3_tokenizer):
     rows = read(golden, "step_boundaries_llama3")["llama3"]
-    store, report = encode_rows(golden, llama3_tokenizer)
+    store, report = encode_rows(golden, llama3_tokenizer, step_splitter="separator")
     check(store, rows)
     ends = [tuple(llama3_tokenizer.decode([e.trunk[at]]) for at in readouts(e, p)) for e in store for p in e.pairs]
     assert ends == [(row["step1_end_token"], row["step2_end_token"]) for row in rows]
@@ -117,11 +118,11 @@ def test_llama3(golden, llama3_tokenizer):
 
 def test_reference_tokenizer(golden, golden_tokenizer):
     record = read(golden, "step")
-    store, report = encode_rows(golden, golden_tokenizer)
+    store, report = encode_rows(golden, golden_tokenizer, step_splitter="separator")
     check(store, record["examples"])
     lengths = [stop - start for example in store for start, stop in example.labels]
     assert lengths == record["lm"]["n_per_example"] and report.labelled_tokens == record["lm"]["n_tokens"] == 762
-    whole, report = encode_rows(golden, golden_tokenizer, step_pairs="all")
+    whole, report = encode_rows(golden, golden_tokenizer, step_splitter="separator", step_pairs="all")
     assert [len(e.pairs) + 1 for e in whole] == [row["n_steps"] for row in record["examples"]]
     assert report.pairs == sum(row["n_steps"] - 1 for row in record["examples"])
     for example in whole:
@@ -134,9 +135,8 @@ def test_reference_tokenizer(golden, golden_tokenizer):
 def test_question_and_answer_spans(golden, golden_tokenizer):
     tube = read(golden, "semantic_tube")
     official = read(golden, "official")
-    settings = settings_for((), JEPAOptions(objective="llm_jepa"))
-    rows, renderer = golden / "examples_synth.jsonl", ChatRenderer(golden_tokenizer)
-    store, report = encode_dataset(rows, golden_tokenizer, renderer, settings)
+    rows = golden / "examples_synth.jsonl"
+    store, report = encode(rows, golden_tokenizer, JEPAOptions(objective="llm_jepa"))
     assert [e.trunk.tolist() for e in store] == [row["full"] for row in official["token_ids"]["0"]]
     assert [e.sees(e.pairs[0].source) for e in store] == [stop for _, stop in tube["user_start_end"]]
     targets = [example.view_on_trunk(example.pairs[0].target) for example in store]
@@ -162,21 +162,18 @@ def trainer_for(golden, golden_tokenizer, tmp_path):
 
 @pytest.mark.parametrize("forward", ["packed", "two_pass"])
 def test_standalone_views(golden, trainer_for, forward):
-    cases = read(golden, "official")["losses"]
-    assert len(cases) >= 8
-    for case in cases:
-        own = {"predictors": case["predictors"], "last_token": case["last_token"], "jepa_loss": case["loss"]}
-        metrics = trainer_for("llm_jepa", views="standalone", forward=forward, **own).evaluate()
+    official = read(golden, "official")
+    assert len(official["losses"]) >= 8 and {str(case["predictors"]) for case in official["losses"]} == {"0", "2"}
+    for case in official["losses"]:
+        count = case["predictors"]
+        own = {"predictors": count, "last_token": case["last_token"], "jepa_loss": case["loss"]}
+        trainer = trainer_for("llm_jepa", views="standalone", forward=forward, **own)
+        metrics = trainer.evaluate()
         assert metrics["eval_num_pairs"] == 8
         assert metrics["eval_jepa_loss"] == pytest.approx(case["jepa_loss"], abs=1e-5), case
-
-
-def test_standalone_token_ids(golden, trainer_for):
-    for count, rows in read(golden, "official")["token_ids"].items():
-        trainer = trainer_for("llm_jepa", views="standalone", predictors=int(count))
         # This tokenizer knows predictor tokens; the rows begin as its vocabulary's and have ids of their own.
-        predictors = trainer.processing_class.convert_tokens_to_ids(predictor_names(int(count)))[::-1]
-        for example, row in zip(trainer.eval_dataset.store, rows, strict=True):
+        predictors = trainer.processing_class.convert_tokens_to_ids(predictor_names(count))[::-1]
+        for example, row in zip(trainer.eval_dataset.store, official["token_ids"][str(count)], strict=True):
             views = [index for segment in example.segments for index in segment.tokens(predictors).tolist()]
             assert example.trunk.tolist() == row["full"]
             assert views == row["user"] + row["assistant"]
@@ -284,7 +281,9 @@ def reference(golden):
     rows = read(golden, "official")["token_ids"]["0"]
     with torch.no_grad():
         states = [model.model(torch.tensor([row["full"]])).last_hidden_state[0] for row in rows]
-    return read(golden, "semantic_tube"), states
+    values = read(golden, "semantic_tube")
+    assert [case["case"] for case in values["cases"]] == list(CASES)
+    return values, states
 
 
 def contents(values, case):
@@ -316,10 +315,6 @@ def weighted_mean(tubes, states, distance):
         weights.append(torch.from_numpy(tube.weight))
     loss, weight = torch.cat(losses), torch.cat(weights)
     return ((loss * weight).sum() / weight.sum()).item()
-
-
-def test_every_reference_case_is_read(reference):
-    assert [case["case"] for case in reference[0]["cases"]] == list(CASES)
 
 
 @pytest.mark.parametrize("name", CASES)

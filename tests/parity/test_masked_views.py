@@ -14,7 +14,7 @@ from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import encode
 from stepjepa.training.options import JEPAOptions
 from stepjepa.training.sampling import Draw, DrawnExamples, generator
-from support.objectives import SEED, assert_flops, assert_near, gradient, layouts, losses, name_of, prepare, run_alone
+from support.objectives import SEED, assert_near, gradient, layouts, losses, name_of, prepare, run_alone
 from support.rows import step_rows
 from support.training import SAVED, assert_resumes_alike, assert_train_alike, trainer_for
 
@@ -82,39 +82,20 @@ def test_every_layout_equals_a_plain_loop(tokenizer, case, monkeypatch):
     assert abs(plain.jepa.item() - expected.item()) > 1e-3
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        {**MASKS, "predictors": 3, "same_predictor": True, "jepa_loss": "mse", "predictor_head": "mlp"},
-        {**MASKS, "readout": "mean", "readout_layer": 1},
-        {**MASKS, "last_token": -1, "target_encoder": "ema"},
-        {**MASKS, "views": "standalone", "model": "gpt2"},
-        {**MASKS, "front_pred": True, "reverse_pred": True, "predictors": 2},
-        {**MASKS, "jepa_target_column": "plan", "replay_ratio": 0.5},
-    ],
-    ids=name_of,
-)
-def test_packed_equals_two_pass_and_costs_what_torch_counts(tokenizer, case, monkeypatch):
-    run = prepare(tokenizer, case)
-    assert any((segment.ids == MASKED).any() for example in run.examples for segment in example.segments)
-    assert_flops(run, *(run.collator(way)(run.examples) for way in ("packed", "two_pass")))
-    batches = dict(layouts(run, monkeypatch))
-    expected, wanted, _ = losses(run, batches["two_pass"])
-    for name, batch in batches.items():
-        found, found_gradient, _ = losses(run, batch)
-        assert found.jepa.item() == pytest.approx(expected.jepa.item(), rel=1e-5), name
-        assert_near(found_gradient, wanted)
-
-
-def masks_of(tokenizer, epochs: int, seed: int = SEED, rows=None, **options) -> list[list[np.ndarray]]:
-    """Which ids of every source are masked, by epoch and row."""
+def drawn(tokenizer, rows: list, epochs: int = 1, seed: int = SEED, **options) -> tuple:
+    """The examples as they are stored, and as every epoch draws them."""
     options = JEPAOptions(**{**MASKS, **options})
     options.check()
-    store, _ = encode(rows or step_rows(20), tokenizer, options)
-    drawn = DrawnExamples(store, objective_of(options), seed)
-    epochs = [[drawn[Draw(epoch, row)] for row in range(len(store))] for epoch in range(epochs)]
+    store, _ = encode(rows, tokenizer, options)
+    sampled = DrawnExamples(store, objective_of(options), seed)
+    return store, [[sampled[Draw(epoch, row)] for row in range(len(store))] for epoch in range(epochs)]
+
+
+def masks_of(tokenizer, epochs: int, **options) -> list[list[np.ndarray]]:
+    """Which ids of every source are masked, by epoch and row."""
+    _, examples = drawn(tokenizer, step_rows(20), epochs, **options)
     return [
-        [segment.ids == MASKED for one in epoch for segment in one.segments if segment.maskable] for epoch in epochs
+        [segment.ids == MASKED for one in epoch for segment in one.segments if segment.maskable] for epoch in examples
     ]
 
 
@@ -137,13 +118,10 @@ def test_masks_are_sampled_by_seed_epoch_and_row(tokenizer):
 )
 def test_all_of_the_content_and_nothing_else_is_masked_at_a_ratio_of_one(tokenizer, options):
     turns = [message for row in step_rows(2) for message in row["messages"]]
-    options = JEPAOptions(**{**MASKS, "predictors": 0, **options, "mask_ratio": 1.0})
-    options.check()
-    store, _ = encode([{"messages": turns}], tokenizer, options)
-    (segments,) = (drawn.segments for drawn in [DrawnExamples(store, objective_of(options), 0)[Draw(0, 0)]])
-    role = "assistant" if options.reverse_pred else "user"
+    store, [[example]] = drawn(tokenizer, [{"messages": turns}], **{"predictors": 0, **options, "mask_ratio": 1.0})
+    role = "assistant" if "reverse_pred" in options else "user"
     contents = [turn["content"] for turn in turns if turn["role"] == role]
-    for masked, whole, content in zip(segments[::2], store[0].segments[::2], contents, strict=True):
+    for masked, whole, content in zip(example.segments[::2], store[0].segments[::2], contents, strict=True):
         hidden = masked.ids == MASKED
         assert tokenizer.decode(whole.ids[hidden]) == content
         assert np.array_equal(masked.ids[~hidden], whole.ids[~hidden])

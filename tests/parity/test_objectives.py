@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from stepjepa.analysis.states import FINAL, read_states
+from stepjepa.data.types import MASKED
+from support import tool_rows
 from support.objectives import (
     CASES,
     IN_CONTEXT,
@@ -20,6 +22,7 @@ from support.objectives import (
     STEPS,
     TUBE,
     Options,
+    assert_flops,
     assert_same_losses,
     in_one_row,
     losses,
@@ -29,10 +32,24 @@ from support.objectives import (
 )
 from support.rows import step_rows
 
+MASKS = {"objective": "llm_jepa", "mask_ratio": 0.4}
+MASKED_CASES = [
+    {**MASKS, "predictors": 3, "same_predictor": True, "jepa_loss": "mse", "predictor_head": "mlp"},
+    {**MASKS, "readout": "mean", "readout_layer": 1},
+    {**MASKS, "last_token": -1, "target_encoder": "ema"},
+    {**MASKS, "views": "standalone", "model": "gpt2"},
+    {**MASKS, "front_pred": True, "reverse_pred": True, "predictors": 2},
+    {**MASKS, "jepa_target_column": "plan", "replay_ratio": 0.5},
+]
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
+
+@pytest.mark.parametrize("case", [*CASES, *MASKED_CASES], ids=name_of)
 def test_packed_equals_two_pass(tokenizer, case):
     run = prepare(tokenizer, case)
+    masked = any((segment.ids == MASKED).any() for example in run.examples for segment in example.segments)
+    assert masked == ("mask_ratio" in case)
+    if masked:
+        assert_flops(run, *(run.collator(way)(run.examples) for way in ("packed", "two_pass")))
     assert run.setup.forward == "packed"
     batches = {
         "several rows": run.collator(max_row_length=150)(run.examples),
@@ -47,6 +64,27 @@ def test_packed_equals_two_pass(tokenizer, case):
     for batch in batches.values():
         assert batch.views is None and (batch.target_rows is not None) == apart
         assert_same_losses(run, batch, expected)
+
+
+TOOL_ROWS = [
+    tool_rows.row(tool_rows.CHATS[name]) for name in ("one call", "call alone", "two calls", "two turns", "system")
+]
+TOOL_CASES = (
+    {"objective": "llm_jepa", "predictors": 2},
+    {"objective": "step_jepa", "step_splitter": "separator", "predictors": 1},
+)
+
+
+@pytest.mark.parametrize("case", TOOL_CASES, ids=lambda case: case["objective"])
+@pytest.mark.parametrize("name", ["llama3_1", "qwen3", "hermes", "mistral_v3"])
+def test_packed_equals_two_pass_in_rows_with_tools(name, case):
+    """Under templates that know tools."""
+    run = prepare(tool_rows.tool_tokenizer(name), {**case, "max_length": 2000}, TOOL_ROWS)
+    assert [len(example.pairs) for example in run.examples][:3] == [1, 0, 1]
+    expected = losses(run, run.collator("two_pass")(run.examples))
+    assert expected[0].jepa > 0 and expected[0].lm > 0
+    for collate in (run.collator(), in_one_row(run.collator())):
+        assert_same_losses(run, collate(run.examples), expected)
 
 
 def test_the_comparison_can_fail(tokenizer):
@@ -150,18 +188,29 @@ def test_means_and_layers_are_what_the_texts_say(tokenizer, views, layer):
             torch.testing.assert_close(output.target_states[number], target, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("predictors", [0, 1])
-def test_an_analysis_reads_what_training_reads(tokenizer, predictors):
+PLAN = {"objective": "llm_jepa", "readout": "mean", "readout_layer": -2, "jepa_target_column": "plan"}
+ANSWER = {"objective": "steps_to_answer", "target_grad": True}
+
+
+@pytest.mark.parametrize(
+    ("case", "layers"),
+    [
+        ({**PLAN, "predictors": 0}, (1, FINAL)),
+        ({**PLAN, "predictors": 1}, (1, FINAL)),
+        ({**ANSWER, "readout": "mean"}, (FINAL, 1)),
+        ({**ANSWER, "predictors": 1, "jepa_loss": "infonce"}, (FINAL, 1)),
+    ],
+)
+def test_an_analysis_reads_what_training_reads(tokenizer, case, layers):
     """Means, and the predictor head on the layer that it was trained on."""
-    case = {"objective": "llm_jepa", "readout": "mean", "readout_layer": -2, "predictor_head": "linear"}
-    run = prepare(tokenizer, {**case, "jepa_target_column": "plan", "predictors": predictors})
+    run = prepare(tokenizer, {**case, "predictor_head": "linear"})
     examples = [example for example in run.examples if example.pairs]
     with torch.no_grad():
         output = run.model(batch=run.collator()(examples))
     for forward in ("two_pass", "packed"):
         collator = run.collator(forward)
-        views = read_states(run.model, "m", collator, examples, (1, FINAL), batch_size=2, head_layer=1)
-        assert views.shape == (2, 2, len(examples), 32)
+        views = read_states(run.model, "m", collator, examples, layers, batch_size=2, head_layer=layers[0])
+        assert views.shape == (2, 2, *output.source_states.shape)
         for found, trained in zip(torch.from_numpy(views), (output.source_states, output.target_states), strict=True):
             torch.testing.assert_close(found[0], trained, atol=1e-5, rtol=0)
             assert (found[1] - trained).abs().max() > 0.01

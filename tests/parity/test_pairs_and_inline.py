@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -125,10 +123,6 @@ INLINE = [
 ]
 
 
-def single_turns() -> list[dict[str, Any]]:
-    return chats()[:-1]
-
-
 def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torch.Tensor:
     """Summed cross-entropy of the sequence with predictors behind the source and the target isolated, written out."""
     ids = example.trunk.tolist()
@@ -158,8 +152,8 @@ def inline_lm_by_hand(run: Run, example: Example, predictors: list[int]) -> torc
 @pytest.mark.parametrize("case", INLINE, ids=name_of)
 def test_inline_reads_what_packed_reads_and_trains_the_lm_in_place(tokenizer, case, predictors, model):
     case = {**case, "predictors": predictors, "model": model, "target_grad": predictors != 1}
-    inline = prepare(tokenizer, {**case, "forward": "inline"}, single_turns())
-    packed = prepare(tokenizer, case, single_turns())
+    inline = prepare(tokenizer, {**case, "forward": "inline"}, chats()[:-1])  # without the one of two turns
+    packed = prepare(tokenizer, case, chats()[:-1])
     assert (inline.setup.forward, packed.setup.forward) == ("inline", "packed")
     batch = inline.collator()(inline.examples)
     parts, gradient, lm_gradient = losses(inline, batch)
@@ -188,7 +182,7 @@ def test_inline_equals_packed_where_there_is_no_pair_and_shuffles_as_packed_does
     one_step = [row for row in step_rows(30) if "\n\n" not in row["messages"][1]["content"]][:3]
     for target_grad in (True, False):
         case = {"objective": "step_jepa", "control": "shuffled", "target_grad": target_grad}
-        rows = [*one_step, *single_turns()]
+        rows = [*one_step, *chats()[:-1]]
         runs = [prepare(tokenizer, {**case, "forward": forward}, rows) for forward in ("inline", "packed")]
         (inline, gradient, _), (packed, expected, _) = (losses(run, run.collator()(run.examples)) for run in runs)
         assert inline.jepa.item() == pytest.approx(packed.jepa.item(), rel=1e-5)

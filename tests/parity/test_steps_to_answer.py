@@ -6,7 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from stepjepa.analysis.states import read_states
 from stepjepa.data.answers import answer_cue
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.lora import lora_config
@@ -114,17 +113,6 @@ def test_every_layout_equals_a_plain_loop(tokenizer, options, monkeypatch):
         ), name
         assert_near(found, wanted)
         assert parts.lm.item() == pytest.approx(lm, rel=1e-6)
-
-
-@pytest.mark.parametrize("options", [{"readout": "mean"}, {"predictors": 1, "jepa_loss": "infonce"}], ids=name_of)
-def test_an_analysis_reads_what_training_reads(tokenizer, options):
-    run = prepare(tokenizer, {**OBJECTIVE, "target_grad": True, "predictor_head": "linear", **options}, rows_of())
-    examples = [example for example in run.examples if example.pairs]
-    with torch.no_grad():
-        output = run.model(batch=run.collator()(examples))
-    views = torch.from_numpy(read_states(run.model, "m", run.collator("two_pass"), examples, batch_size=2))
-    torch.testing.assert_close(views[0, 0], output.source_states, atol=1e-5, rtol=0)
-    torch.testing.assert_close(views[1, 0], output.target_states, atol=1e-5, rtol=0)
 
 
 def test_rows_without_a_cue_behind_steps_are_counted(tokenizer):

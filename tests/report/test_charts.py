@@ -2,7 +2,6 @@
 
 import pytest
 
-from stepjepa.inspect.figure import COLOURS, series_style
 from stepjepa.report.charts import (
     BOTTOM,
     LEFT,
@@ -14,7 +13,6 @@ from stepjepa.report.charts import (
     thin,
     ticks,
 )
-from support.colours import assert_told_apart, luminance
 
 
 def test_points_are_finite_and_in_order():
@@ -52,15 +50,3 @@ def test_a_spike_in_a_long_log_is_not_lost():
     assert thinned == sorted(thinned)
     (line,) = make_chart("k", "K", [(0, "a", "training", points)]).lines
     assert [point[:2] for point in line.points] == thinned
-
-
-LIGHT, DARK = zip(*COLOURS, strict=True)
-
-
-@pytest.mark.parametrize(("colours", "paper"), [(LIGHT, "#ffffff"), (DARK, "#1a1f28")], ids=["light", "dark"])
-def test_colours_differ_under_deuteranopia(colours, paper):
-    assert_told_apart(colours)
-    for colour in colours:
-        lighter, darker = sorted((luminance(colour), luminance(paper)), reverse=True)
-        assert (lighter + 0.05) / (darker + 0.05) >= 3  # WCAG 2.2, graphical objects
-    assert len({series_style(index) for index in range(49)}) == 49

@@ -9,7 +9,7 @@ import pytest
 from stepjepa.report.charts import mean_points
 from stepjepa.report.comparison import chosen, cut
 from stepjepa.report.reading import read_folders
-from stepjepa.report.run import report_page, settings_rows
+from stepjepa.report.run import report_page
 from support.pages import Reader
 from support.reports import page_data, study_record, write, write_evaluation, write_pair, write_run, write_study
 
@@ -84,38 +84,6 @@ def test_results_of_another_model_are_marked(tmp_path):
     assert why in read.text("answer") and "Nothing can be concluded" in read.text("answer")
     assert "Paired differences" not in read.tables
 
-    write(b / "run.json", {**record, "steps": 50})
-    assert "Stale" not in Reader(page_of(a, b)).text("answer")
-    (b / "model.safetensors").write_bytes(b"")
-    result = json.loads((b / "evaluation-test" / "metrics.json").read_text())
-    write(b / "evaluation-test" / "metrics.json", {**result, "model_folder": "of another model"})
-    assert "belongs to an earlier model in this folder" in Reader(page_of(a, b)).text("answer")
-
-
-def test_settings_by_their_metadata():
-    """What decides no number never differs, own folders are left out, and the options' order is kept."""
-    plain = {"objective": "regular", "lbd": 0.5, "seed": 42}
-    plain |= {"output_dir": "a", "logging_dir": "a/runs", "logging_steps": 5}
-    jepa = plain | {"objective": "step_jepa", "mine": [1, None]}
-    jepa |= {"output_dir": "b", "logging_dir": "b/runs", "logging_steps": 9, "train_file": ["x", "y"]}
-    assert {row.name: row[1:] for row in settings_rows([plain, jepa])} == {
-        "train_file": (["", "x, y"], True),
-        "objective": (["regular", "step_jepa"], True),
-        "lbd": (["0.5", "0.5"], False),
-        "seed": (["42", "42"], False),
-        "logging_steps": (["5", "9"], False),
-        "mine": (["", "1, "], True),
-    }
-
-
-def test_losses(pair):
-    charts = page_data(pair)["charts"]
-    assert set(charts) == {"lm_loss", "jepa_loss", "eval_gsm8k", "cosine_similarity", "target_std", "effective_rank"}
-    regular, of_regular, *_ = charts["lm_loss"]
-    assert (regular["name"], regular["kind"], of_regular["kind"]) == ("regular", "training", "evaluation")
-    assert [point[:2] for point in regular["points"]] == [[10, 2.0], [20, 1.0], [30, 20 / 30], [40, 0.5], [50, 0.4]]
-    assert [point[:2] for point in of_regular["points"]] == [[50, 0.5]]
-
 
 def test_collapse_signs(tmp_path):
     text = Reader(page_of(*write_pair(tmp_path))).text("curves")
@@ -140,17 +108,7 @@ def test_accuracy_and_pairs(pair):
     (paired,) = read.rows("Paired differences")[1:]
     assert paired[:4] == ["test, gsm8k", "regular", "step", "-20.0 points"]
     assert paired[5:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
-
-
-def test_likelihoods_alone_are_paired(tmp_path):
-    a, b = write_run(tmp_path / "a", "regular"), write_run(tmp_path / "b")
-    for number, run in enumerate((a, b)):
-        folder = write_evaluation(run, "rw")
-        (folder / "predictions.jsonl").unlink()
-        rows = [{"index": index, "question": f"Q{index}", "answer_nll": index + 0.5 * number} for index in range(3)]
-        write(folder / "answer_nll.jsonl", rows)
-    (row,) = Reader(page_of(a, b)).rows("Paired differences")[1:]
-    assert row[:4] == ["test, answer_nll", "a", "b", "+0.5000 nats per token"] and row[-1] == "mean of 3 questions"
+    assert "eval_gsm8k" in page_data(pair)["charts"]
 
 
 def test_questions_that_are_not_the_same_are_not_compared(tmp_path):
@@ -294,8 +252,6 @@ def test_text_of_the_data_is_text(tmp_path):
     assert sum(tag == "script" for tag, _ in read.elements) == 2
 
 
-def test_nothing_is_fetched(tmp_path):
-    page = page_of(*write_pair(tmp_path))
-    assert not re.search(r"(src|href)=\"(?!data:|#)", page) and "url(" not in page and "@import" not in page
-    assert " style=" not in page  # the policy forbids it
-    assert page == page_of(tmp_path / "regular", tmp_path / "step")
+def test_nothing_is_fetched(pair):
+    assert not re.search(r"(src|href)=\"(?!data:|#)", pair) and "url(" not in pair and "@import" not in pair
+    assert " style=" not in pair  # the policy forbids it

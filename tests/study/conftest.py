@@ -91,24 +91,17 @@ def study_file(tmp_path):
 
 
 @pytest.fixture
-def make_study(tmp_path):
-    def make(*overrides, text=STUDY, folder="out"):
-        tree = parse_tree(text, "study.yaml")
-        for override in overrides:
-            tree = set_value(tree, override)
-        return dataclasses.replace(read_study(tree, "study"), output_dir=tmp_path / folder)
-
-    return make
-
-
-@pytest.fixture
-def carry_out(make_study, player):
+def carry_out(tmp_path, player):
     """Carry a study out, as the command does; the lines that it said are in `.said` of the outcome."""
 
-    def carry_out(*overrides, overwrite=False, kept=None, **options):
+    def carry_out(*overrides, overwrite=False, kept=None, folder="out"):
+        tree = parse_tree(STUDY, "study.yaml")
+        for override in overrides:
+            tree = set_value(tree, override)
+        study = dataclasses.replace(read_study(tree, "study"), output_dir=tmp_path / folder)
         said: list[str] = []
         asked = StudyOptions(overwrite_output_dir=overwrite, records=kept)
-        outcome = run_study(make_study(*overrides, **options), asked, said.append)
+        outcome = run_study(study, asked, said.append)
         outcome.said = said
         return outcome
 

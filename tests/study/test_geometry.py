@@ -7,12 +7,9 @@ import pytest
 
 from stepjepa.analysis import geometry
 from stepjepa.data.sources import RowSource, texts_of
-from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.study.reading import read_study
 from stepjepa.study.score import GEOMETRY, score_model
 from stepjepa.study.spec import Scoring
-from stepjepa.study.tree import parse_tree
 from support.rows import step_rows, write
 
 ROWS = 180  # more pairs to fit than the model has dimensions
@@ -56,24 +53,3 @@ def test_too_few_pairs_for_a_map_give_no_number(model, rows, none):
     metrics = dict.fromkeys(("map_r2", "map_fitted_error", "retrieval_mrr"), {"objective": "llm_jepa"})
     found = score_model(model, RowSource(model / "test.jsonl"), metrics, Scoring(max_examples=rows), {}).values
     assert {name for name, value in found.items() if value is None} == none and 0 < found["retrieval_mrr"] <= 1
-
-
-def study_with(metrics):
-    text = "seeds: [1]\nbase: {model_name: tiny}\ndata: builtin\narms: {regular: {objective: regular}}\n"
-    text += f"metrics: {metrics}\n"
-    return read_study(parse_tree(text, "study.yaml"), "study")
-
-
-@pytest.mark.parametrize(
-    ("metric", "message"),
-    [
-        ("target_rank", "name the views that the metric compares"),
-        ("{target_rank: {objective: step_jepa, step_spliter: lines}}", "unknown key 'step_spliter'; did you mean"),
-        ("{map_r2: {objective: step_jepa, step_splitter: regex, step_separator: '('}}", "map_r2: "),
-        ("target_ranks", "unknown metric 'target_ranks'; did you mean 'target_rank'"),
-    ],
-)
-def test_options_that_cannot_be_used(metric, message):
-    with pytest.raises(ConfigError, match=message) as error:
-        study_with(f"[answer_nll, {metric}]")
-    assert str(error.value).startswith("study.yaml:5: ")

@@ -42,38 +42,6 @@ def wait_for(found, seconds=60.0):
     raise AssertionError(f"waited {seconds} s in vain")
 
 
-def running(pid):
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-CHILD = (
-    "import sys, time; from stepjepa.study.stages import end_with; end_with(sys.argv[1]); "
-    "print('ready', flush=True); time.sleep(60)"
-)
-PARENT = f"""
-import os, subprocess, sys
-words = [sys.executable, "-c", {CHILD!r}, str(os.getpid())]
-child = subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True)
-child.stdout.readline()
-print(child.pid, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.skipif(not Path("/proc").is_dir(), reason="needs /proc")
-def test_processes_end_with_a_study_that_is_killed():
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    child = int(parent.stdout.readline())
-    assert running(child)
-    parent.kill()
-    parent.wait()
-    wait_for(lambda: not running(child), 10)
-    late = subprocess.run([sys.executable, "-c", CHILD, str(parent.pid)], capture_output=True, timeout=30)
-    assert late.returncode != 0  # one that comes after the study's end ends at once
-
-
 def test_a_failed_stage_shows_the_last_lines_of_its_log(tmp_path):
     run = StudyRunFolder(tmp_path)
     said = carry_out(str(tmp_path), ["test"], {})

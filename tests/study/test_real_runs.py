@@ -7,8 +7,6 @@ import json
 from statistics import fmean
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from stepjepa.data.sources import RowSource
 from stepjepa.study import stages
@@ -59,42 +57,26 @@ def values(folder, arm, **wanted):
     return [record["metrics"]["test"]["answer_nll"] for record in records]
 
 
-def arm_of(folder, name):
-    """An arm in the table of answer_nll."""
-    (table,) = [
-        one for one in json.loads((folder / "table.json").read_text())["tables"] if one["metric"] == "answer_nll"
-    ]
-    (arm,) = [one for one in table["arms"] if one["name"] == name]
-    return arm
-
-
 def test_the_table_is_that_of_the_records(results):
-    folder, _, _ = results
+    folder, outcome, said = results
+    assert said[-1] == f"written to {folder}: results.jsonl, table.json" and not outcome.failed
     regular, jepa = values(folder, "regular"), values(folder, "step_jepa")
     shuffled = values(folder, "step_jepa", control="shuffled")
     shorter = values(folder, "step_jepa", compute="equal compute")
-    arm = arm_of(folder, "step_jepa")
-    row = {"mean": arm["summary"]["estimate"]}
-    for kind in ("examples", "compute", "control"):
-        row |= {f"{kind}_{name}": value for name, value in arm[kind]["result"].items()}
-    row |= {"flops": arm["flops"], "examples_holm_p": arm["examples"]["holm_p"]}
-    expected = {
-        "mean": fmean(jepa),
-        "examples_mean": fmean(jepa) - fmean(regular),
-        "examples_t_p": stats.ttest_rel(jepa, regular).pvalue,
-        "compute_mean": fmean(shorter) - fmean(regular),
-        "control_mean": fmean(jepa) - fmean(shuffled),
-        "flops": fmean(r["flops"] for r in lines_of(folder / "results.jsonl") if r["settings"].get("lbd") == 1 and
-                       r["control"] == "none" and r["compute"] == "equal examples"),
-    }  # fmt: skip
-    assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-6)
-    assert float(row["examples_holm_p"]) == pytest.approx(expected["examples_t_p"], rel=1e-6)  # of one arm
-
-
-def test_what_is_written(results):
-    folder, outcome, said = results
-    assert all((folder / name).stat().st_size > 0 for name in "results.jsonl state.json table.json".split())
-    assert said[-1] == f"written to {folder}: results.jsonl, table.json" and not outcome.failed
+    tables = {table["metric"]: table for table in json.loads((folder / "table.json").read_text())["tables"]}
+    arms = {one["name"]: one for one in tables["answer_nll"]["arms"]}
+    arm = arms["step_jepa"]
+    found = {kind: arm[kind]["result"]["mean"] for kind in ("examples", "compute", "control")}
+    assert found == pytest.approx(
+        {
+            "examples": fmean(jepa) - fmean(regular),
+            "compute": fmean(shorter) - fmean(regular),
+            "control": fmean(jepa) - fmean(shuffled),
+        }
+    )
+    assert arm["summary"]["estimate"] == pytest.approx(fmean(jepa))
+    p_value = stats.ttest_rel(jepa, regular).pvalue
+    assert arm["examples"]["result"]["t_p"] == pytest.approx(p_value) == arm["examples"]["holm_p"]  # of one arm
     record = lines_of(folder / "results.jsonl")[-1]
     assert (record["control"], record["compute"], record["seed"]) == ("none", "equal compute", 2)
     assert record["settings"]["same_flop"] is True and "seed" not in record["settings"]
@@ -105,19 +87,12 @@ def test_arms_are_paired_by_seed(results):
     """All arms of a seed begin with the same weights and see the same examples in the same order."""
     folder, _, _ = results
     losses = {}
-    for arm in ("regular", "step_jepa", "step_jepa+shuffled"):
-        for seed in (1, 2):
+    for seed in (1, 2):
+        for arm in ("regular", "step_jepa", "step_jepa+shuffled"):
             written = json.loads((folder / "runs" / arm / f"seed-{seed}" / "model" / "metrics.json").read_text())
             losses[arm, seed] = written["log_history"][0]["lm_loss"]  # of the first batch, before any step
-    for seed in (1, 2):
-        first = {round(losses[arm, seed], 5) for arm, s in losses if s == seed}
-        assert len(first) == 1, losses
+        assert len({round(loss, 5) for (_, one), loss in losses.items() if one == seed}) == 1, losses
     assert losses["regular", 1] != pytest.approx(losses["regular", 2], abs=1e-3)
-    weights = [
-        folder / "runs" / arm / "seed-1" / "model" / "model.safetensors" for arm in ("step_jepa", "step_jepa+shuffled")
-    ]
-    one, other = map(load_file, weights)
-    assert any(not torch.equal(one[name], other[name]) for name in one)  # shuffled targets train another model
 
 
 def test_a_model_scored_again_has_the_numbers_of_its_record(results):
@@ -127,8 +102,6 @@ def test_a_model_scored_again_has_the_numbers_of_its_record(results):
     found = score_model(model, RowSource(test), metrics, Scoring(batch_size=4, max_new_tokens=4), {}).values
     assert list(found) == list(metrics) and found["exact"] == 0.0
     assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
-    few = score_model(model, RowSource(test), {"answer_nll": {}}, Scoring(max_examples=2), {}).values
-    assert few["answer_nll"] != found["answer_nll"]
 
 
 @pytest.mark.slow
@@ -164,4 +137,3 @@ def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
     write_results(outcome)
     (choice,) = json.loads((tmp_path / "out" / "table.json").read_text())["choices"]
     assert "Validation means: learning_rate=1e_08: -, learning_rate=0.005: " in choice
-    assert "before its test split was scored" in choice

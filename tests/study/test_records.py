@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.run import study
-from stepjepa.study.spec import StudyOptions
+from stepjepa.study import stages
 from stepjepa.utils.files import locked
 from support.rows import lines as lines_of
-from support.rows import step_rows, write
+from support.rows import write
 from support.studies import records_of, write_results
 
 pytest.importorskip("statsmodels")
@@ -30,8 +29,7 @@ def tables(folder):
     return rows["tables"], rows["verdicts"]
 
 
-@pytest.mark.parametrize("more", [[], ["tune_seeds=[11]"]])
-@pytest.mark.parametrize("die", [4, 15])
+@pytest.mark.parametrize(("die", "more"), [(4, ["tune_seeds=[11]"]), (15, [])])
 def test_the_records_alone_are_enough(carry_out, player, tmp_path, die, more):
     player.value = value
     write_results(carry_out(*TUNED, *more, folder="whole"))
@@ -91,17 +89,6 @@ def test_a_diverged_run_stays_one(carry_out, player, tmp_path):
     assert (lost.run, lost.error) == ("step_jepa seed 2", "diverged: the loss is not finite")
 
 
-def test_listing_a_study_counts_its_records(carry_out, study_file, tmp_path):
-    kept = tmp_path / "kept.jsonl"
-    carry_out("seeds=[1, 2]", kept=str(kept))
-    options = StudyOptions(study_file, output_dir=str(tmp_path / "other"), records=str(kept), dry_run=True)
-    assert "6 runs in" in str(study(options)) and ", 4 of them finished" in str(study(options))
-    assert not (tmp_path / "other").exists()
-    kept.write_text("{}\n")
-    with pytest.raises(DataError, match="not a record of a run"):
-        study(options)
-
-
 def test_files_that_cannot_take_records(carry_out, tmp_path):
     kept = tmp_path / "kept.jsonl"
     with locked(Path(f"{kept}.lock")), pytest.raises(ConfigError, match="another stepjepa study is writing to it"):
@@ -131,21 +118,27 @@ def test_records_of_another_study_are_refused(carry_out, player, tmp_path):
         carry_out(kept=str(kept), folder="third")
 
 
-@pytest.mark.slow
-def test_how_a_metric_came_about_is_in_the_records(in_this_process, tmp_path):
-    rows, file, kept = tmp_path / "rows.jsonl", tmp_path / "study.yaml", tmp_path / "kept.jsonl"
-    write(rows, step_rows(20))
-    shutil.copy(rows, tmp_path / "test.jsonl")
-    file.write_text(
-        f"data: {{train_file: {rows}, test_file: {tmp_path / 'test.jsonl'}}}\n"
-        f"base: {{model_name: tiny, max_steps: 12, eval_file: {rows}, eval_strategy: steps, eval_steps: 1, "
-        "per_device_train_batch_size: 4, learning_rate: 0.01, metric_for_best_model: lm_loss, stop_at: 3.5}\n"
-        "arms: {regular: {objective: regular}}\nseeds: [1, 2]\nmetrics: [answer_nll]\n"
-    )
-    study(StudyOptions(str(file), output_dir=str(tmp_path / "out"), records=str(kept)), lambda line: None)
-    for line in lines_of(kept):
-        losses = [entry["eval_lm_loss"] for entry in line["history"]]
-        assert losses[-1] <= 3.5 < losses[-2] and line["steps"] == line["history"][-1]["step"] < 12
-        first = next(entry for entry in line["history"] if entry["eval_lm_loss"] <= 3.5)
-        assert first["examples"] == 4 * first["step"] and first["total_flos"] == line["flops"]
-        assert set(line["at"]) == {"train", "test"} and not any("runtime" in name for name in first)
+def test_records_name_machine_types_commit_and_losses(carry_out, player, tmp_path, monkeypatch):
+    kept, play = tmp_path / "kept.jsonl", player.__call__
+    record = {"device": "cpu", "machine": {"processor": "A processor"}, "git_commit": "abc"}
+    record["settings"] = {"dtype": "float32", "bf16": True}
+    entry = {"step": 2, "lm_loss": 0.5, "grad_norm": 2.0}
+    evaluation = {"step": 4, "eval_loss": 0.75, "eval_lm_loss": 0.5, "examples": 16, "total_flos": 100.0}
+    log = [{**entry, "loss": 1.0, "epoch": 1}, {**evaluation, "eval_runtime": 1.5}]
+
+    def with_record(log_file, argv, environment):
+        play(log_file, argv, environment)
+        if argv[0] == "train":
+            (log_file.parent / "model" / "run.json").write_text(json.dumps(record))
+            written = {"steps": 4, "metrics": {}, "log_history": log}
+            (log_file.parent / "model" / "metrics.json").write_text(json.dumps(written))
+
+    monkeypatch.setattr(stages, "run_process", with_record)
+    carry_out("seeds=[1]", kept=str(kept))
+    record["device"] = "NVIDIA H100"
+    carry_out("seeds=[1, 2]", kept=str(kept))
+    shutil.rmtree(tmp_path / "out")
+    for records in (lines_of(kept), [vars(one) for one in records_of(carry_out("seeds=[1, 2]", kept=str(kept)))]):
+        assert {(one["seed"], one["machine"]) for one in records} == {(1, "A processor"), (2, "NVIDIA H100")}
+        assert {(one["dtype"], one["commit"]) for one in records} == {("float32 weights, bf16 autocast", "abc")}
+        assert all((list(one["losses"]), list(one["history"])) == ([entry], [evaluation]) for one in records)

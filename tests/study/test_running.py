@@ -1,18 +1,21 @@
-"""What a study does: in which order, what it does again, and what it refuses. The processes are played."""
+"""What a study does: in which order, what it chooses, does again and refuses, and its end when its time is up. The processes
+are played."""
 
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study import records
+from stepjepa.study import records, stages
 from stepjepa.study.results import study_tables
 from stepjepa.study.run import study
 from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.files import locked
-from support.studies import missing_lines, records_of, write_results
+from support.rows import lines as lines_of
+from support.studies import missing_lines, records_of
 
 BOTH = ("select", "test")
 
@@ -32,8 +35,6 @@ def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
     records = records_of(carry_out(*given))  # a finished study does nothing again
     assert records == records_of(outcome) and len(player.calls) == 30
     table = study_tables(outcome.study, records)["", "answer_nll"].arms
-    assert [row.name for row in table] == rows
-    assert [row.role for row in table] == ["baseline", "arm", "control", "control", "at equal compute"]
     against = {kind: made.against for kind, made in table[1].comparisons.items()}
     assert against == {"examples": "regular", "compute": "regular", "control": rows[2], "random": rows[3]}
 
@@ -62,21 +63,6 @@ def test_a_failed_run_does_not_stop_the_others(carry_out, player):
     player.fails = lambda name, stage: False
     assert not carry_out().failed
     assert player.calls[-2:] == [("step_jepa seed 2", "train"), ("step_jepa seed 2", BOTH)]
-
-
-def test_a_study_of_which_nothing_came_is_reported(carry_out, player):
-    pytest.importorskip("statsmodels")
-    player.fails = lambda name, stage: True
-    _, said = write_results(carry_out())
-    assert "  step_jepa: not established: no value for seed 1, 2, 3" in said
-    assert "  regular seed 3: exit status 1; the last line of train" in said
-    player.fails = lambda name, stage: False
-    player.value = lambda options, split: 1.0 + options["seed"] * (options["objective"] == "regular")
-    _, said = write_results(carry_out())
-    assert (
-        "    at equal examples: -2 [-4.484, +0.4841], p = 0.074 (Holm), n = 3 seeds" in said
-        and "missing" not in " ".join(said)
-    )
 
 
 def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
@@ -129,17 +115,14 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
 
 
 def test_cells_that_diverged(carry_out, player):
-    two = "seeds=[1, 2]"
     player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
-    outcome = carry_out(TUNED, two, folder="everywhere")
-    assert len(outcome.failed) == 6 and "no cell of this arm has a finite value" in outcome.failed[0].error
-    lowest = by_rate({"regular": 0.002, "step_jepa": 0.002})
-    player.value = lambda o, s: (
-        None if (o["learning_rate"], o["seed"]) == (0.002, 2) else lowest(o, s) - o["learning_rate"]
-    )
-    outcome = carry_out(TUNED, two)
-    assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
-    assert outcome.state.choice("", "regular")["means"]["learning_rate=0.002"] is None
+    outcome = carry_out(*FEW, folder="everywhere")
+    assert len(outcome.failed) == 2 and "no cell of this arm has a finite value" in outcome.failed[0].error
+    rates = by_rate({"regular": 0.002, "step_jepa": 0.002})
+    diverged = (0.002, 2)  # the best rate, with one of its seeds
+    player.value = lambda o, s: None if (o["learning_rate"], o["seed"]) == diverged else rates(o, s)
+    choice = carry_out(TUNED, "seeds=[1, 2]").state.choice("", "regular")
+    assert choice["cell"] != {"learning_rate": 0.002} and choice["means"]["learning_rate=0.002"] is None
 
 
 def test_of_equal_means_the_first_cell_is_chosen(carry_out, player):
@@ -150,6 +133,32 @@ def test_of_equal_means_the_first_cell_is_chosen(carry_out, player):
         outcome = carry_out(order, folder=f"first-{order[-7:-2]}")
         first = float(order.partition("[")[2].partition(",")[0])
         assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": first}
+
+
+CHOICE = [FEW[0], "tune_seeds=[11]", "seeds=[1, 2, 3]", "keep_models=false"]
+
+
+def test_the_choice_has_seeds_of_its_own(carry_out, player):
+    pytest.importorskip("statsmodels")
+    player.value = lambda options, split: 1.0 - 100 * options["learning_rate"] + 0.001 * options["seed"]
+    outcome = carry_out(*CHOICE, "controls=[shuffled]")
+    cells = [f"learning_rate={rate}" for rate in ("0.001", "0.002")]
+    tuning = [f"{arm}/{cell} seed 11" for arm in ("regular", "step_jepa") for cell in cells]
+    assert trained(player)[:4] == tuning
+    rows = ["regular", "step_jepa", "step_jepa+shuffled"]
+    assert sorted(trained(player)[4:]) == sorted(f"{row}/{cells[1]} seed {seed}" for row in rows for seed in (1, 2, 3))
+    scored = {name: what for name, what in player.calls if what != "train"}
+    assert all(scored[name] == (("select",) if name in tuning else ("test",)) for name in scored)
+    assert not outcome.failed and outcome.said[-1].startswith("[13/13]")
+    records = records_of(outcome)
+    assert [record.seed for record in records if not record.chosen] == [11] * 4
+    table = study_tables(outcome.study, records)["", "answer_nll"].arms
+    assert [(row.name, row.seeds) for row in table] == [(row, (1, 2, 3)) for row in rows]
+    # New seeds may follow: the choice does not depend on them.
+    more = [override.replace("[1, 2, 3]", "[1, 2, 3, 4]") for override in CHOICE]
+    before = len(player.calls)
+    assert not carry_out(*more, "controls=[shuffled]").failed
+    assert sorted({name for name, _ in player.calls[before:]}) == sorted(f"{row}/{cells[1]} seed 4" for row in rows)
 
 
 def test_nothing_is_chosen_while_a_run_is_missing(carry_out, player):
@@ -241,10 +250,25 @@ def test_what_is_in_the_folder(carry_out, player, tmp_path):
         assert "another process is running" in carry_out("seeds=[1]").failed[0].error
 
 
-def test_a_dry_run_refuses_another_study(carry_out, tmp_path, study_file):
-    carry_out("seeds=[1]")
-    options = StudyOptions(study_file, output_dir=str(tmp_path / "out"), dry_run=True)
-    assert "6 runs in" in str(study(options)) and "2 of them finished" in str(study(options))
-    options.overrides = ["base.max_steps=6"]
-    with pytest.raises(ConfigError, match="max_steps was 4, is 6"):
-        study(options)
+def test_a_study_whose_time_is_up(study_file, player, tmp_path, monkeypatch):
+    """What has ended is recorded, what was under way is neither failed nor recorded, and the next start goes on."""
+    pytest.importorskip("statsmodels")
+    killed = threading.Event()
+
+    def fails(run, stage):
+        return run == "step_jepa seed 1" and stage == "score" and killed.wait(60)
+
+    monkeypatch.setattr(stages, "kill_all", killed.set)
+    player.fails = fails
+    kept = tmp_path / "kept.jsonl"
+    options = {"output_dir": str(tmp_path / "out"), "records": str(kept), "jobs": 1}
+    lines: list[str] = []
+    result = study(StudyOptions(study_file, stop_after=0.05, **options), lines.append)
+    assert lines[-1] == "the time is up: 1 of 6 runs are finished; the same command resumes"
+    assert not result.failed and "  step_jepa seed 1: not run" in result.lines
+    assert [(line["run"], line["status"]) for line in lines_of(kept)] == [("regular seed 1", "finished")]
+    assert len(trained(player)) == 2
+    player.fails = lambda run, stage: stage == "train" and run == "step_jepa seed 3"
+    assert study(StudyOptions(study_file, **options), lines.append).failed
+    failed = [line["run"] for line in lines_of(kept) if line["status"] == "failed"]
+    assert failed == ["step_jepa seed 3"]

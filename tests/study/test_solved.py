@@ -6,8 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from stepjepa.study.reading import read_study
 from stepjepa.study.records import RunRecord
 from stepjepa.study.results import study_tables, table_cells
@@ -16,17 +14,13 @@ from stepjepa.study.tree import open_study
 RECORDS = Path(__file__).parents[2] / "docs" / "evidence" / "planning" / "test.jsonl"
 
 
-@pytest.fixture(scope="module")
-def planning():
+def test_the_share_of_seeds_and_the_examples_are_those_of_the_page():
     found, tree = open_study("planning")
-    records = [RunRecord(**json.loads(line)) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
     study = read_study(tree, found)
     blocks = tuple(replace(block, metrics=block.metrics[:1]) for block in study.blocks if block.name == "path_star")
-    return replace(study, blocks=blocks), [record for record in records if record.block == "path_star"]
-
-
-def test_the_share_of_seeds_and_the_examples_are_those_of_the_page(planning):
-    study, records = planning
+    study = replace(study, blocks=blocks)
+    every = [RunRecord(**json.loads(line)) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
+    records = [record for record in every if record.block == "path_star"]
     tables = study_tables(study, records)
     cells = table_cells(tables["path_star", "task"].record())
     solved = dict(zip(cells["arm"], cells["solved, at least 0.95 [95 %]"], strict=True))
@@ -35,11 +29,8 @@ def test_the_share_of_seeds_and_the_examples_are_those_of_the_page(planning):
     assert solved["plan_infonce"].startswith("6 of 12 ") and examples["plan_infonce"] == "124 k (6 runs)"
     assert solved["regular"].startswith("1 of 12 ") and examples["regular"] == "112 k (1 run)"
     assert solved["next_latent+shuffled"] == "0 of 12 [0.00, 0.24]" and not examples["next_latent+shuffled"]
-
-
-def test_a_run_that_failed_has_not_solved_it(planning):
-    study, records = planning
-    first = next(row for row in records if row.arm == "next_latent" and row.block == "path_star" and not row.variant)
+    # One that failed has not solved it.
+    first = next(row for row in records if row.arm == "next_latent" and not row.variant)
     failed = replace(first, metrics={}, history=(), status="failed", error="it diverged")
     table = study_tables(study, [failed if row is first else row for row in records])["path_star", "task"]
     (arm,) = (arm for arm in table.arms if arm.name == "next_latent")

@@ -24,11 +24,6 @@ def hover(page, token):
     page.wait_for_function(f"state.current === {token}")
 
 
-def brightness(page):
-    """The red of the paper, 0 to 255."""
-    return page.evaluate("Number(getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g)[0])")
-
-
 def barriers(page):
     """What axe-core, which the page has been given, finds serious: impact, rule, element, what to do."""
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")

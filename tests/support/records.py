@@ -13,18 +13,15 @@ def row_record(
     *,
     spans=None,
     vocabulary=0,
-    predictor_order="ascending",
-    same_predictor=False,
     **form,
 ):
     """The record of an example's row with K predictors, whose ids begin at `vocabulary`; `form` as for `RowForm`."""
-    ids = [vocabulary + (0 if same_predictor else number) for number in range(predictors)]
-    names = dict(enumerate(predictor_names(len(set(ids))), vocabulary))
-    placed = tuple(ids[::-1] if predictor_order == "descending" else ids)
+    ids = tuple(range(vocabulary, vocabulary + predictors))
+    names = dict(enumerate(predictor_names(predictors), vocabulary))
     if spans is None:
         spans = [layout.NamedSpan("prompt", 0, len(example.trunk))]
         spans += [layout.NamedSpan("answer", *span) for span in example.labels]
-    return layout.row_record(example, layout.RowForm(placed, names, **form), text_of, spans)
+    return layout.row_record(example, layout.RowForm(ids, names, **form), text_of, spans)
 
 
 def tube_record(example, text_of, mode="span", **options):

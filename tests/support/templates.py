@@ -113,20 +113,6 @@ QWEN3_LIKE = r"""
 """.strip()
 
 
-# DeepSeek-R1: the reasoning is dropped from every answer, and asking for one opens a block for it.
-R1_LIKE = r"""
-{{- bos_token -}}
-{%- for m in messages -%}
-{%- if m['role'] == 'assistant' -%}
-{{ '<|Assistant|>' ~ m['content'].split('</think>')[-1] ~ eos_token }}
-{%- else -%}
-{{ ('<|User|>' if m['role'] == 'user' else '') ~ m['content'] }}
-{%- endif -%}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|Assistant|><think>\n' }}{%- endif -%}
-""".strip()
-
-
 def _inst(before: str, after: str, answer: str) -> str:
     """The [INST] family: the system text goes in front of the first question, and only answers are closed.
 

@@ -55,12 +55,6 @@ def test_the_batch_is_kept_by_accumulation(before, now, accumulation, tmp_path):
 @pytest.mark.parametrize(
     ("before", "now", "settings", "words"),
     [
-        (
-            Cut(2, 6),
-            Cut(2, 6, 5),
-            {},
-            "12 examples per step (2 x 6 accumulated), which is not a multiple of 2 x 5 processes; change --per_device_",
-        ),
         (Cut(4, 1, 3), Cut(5), {}, "not a multiple of 5; change --per_device_train_batch_size"),
         (Cut(4, 2), Cut(4, 3), {}, "8 examples per step (4 x 2 accumulated), not 12; resume with the same number"),
         (Cut(4, 1, 2), Cut(4), {"dataloader_drop_last": True}, "and with --dataloader_drop_last, their division"),

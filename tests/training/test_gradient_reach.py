@@ -22,7 +22,6 @@ STANDALONE: Options = {"objective": "llm_jepa", "views": "standalone"}
 INLINE: Options = {"objective": "llm_jepa", "forward": "inline"}
 SPLIT: Options = {"objective": "split"}
 TUBE: Options = {"objective": "semantic_tube"}
-EMBEDDING, OUTPUT = "model.embed_tokens.weight", "lm_head.weight"
 
 
 def trainer_for(tmp_path, tokenizer, rows=None, peft=None, model=None, **options) -> JEPATrainer:
@@ -58,12 +57,9 @@ def flat(found: dict[str, torch.Tensor]) -> torch.Tensor:
     "options",
     [
         {**IN_CONTEXT, "forward": "two_pass"},
-        {**STANDALONE, "front_pred": True},
         INLINE,
-        {**STEPS, "jepa_loss": "infonce"},
         {"objective": "step_jepa", "multi_horizon": [1, 2], "jepa_loss": "smooth_l1"},
         {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2, "jepa_loss": "infonce"},
-        SPLIT,
     ],
     ids=name_of,
 )
@@ -72,30 +68,17 @@ def test_every_parameter_and_every_predictor_moves(tmp_path, tokenizer, options)
     vocabulary, rows = trainer.model.get_input_embeddings().weight, trainer.model.jepa.predictors.weight
     before, rows_before = vocabulary.detach().clone(), rows.detach().clone()
     assert train(trainer) == set(weights(trainer.model))
-    groups = len(trainer.setup.objective.groups)
-    networks = ["jepa.head.layers"] if groups == 1 else ["jepa.head.layers.0", "jepa.head.layers.1"]
-    head = {f"{network}.{name}" for network in networks for name in ("0.weight", "0.bias", "2.weight")}
-    assert head < set(weights(trainer.model))
-    assert len(vocabulary) == len(tokenizer) and len(rows) == 3 * groups
-    assert trainer.setup.predictor_ids == list(range(len(tokenizer), len(tokenizer) + 3 * groups))
+    assert len(vocabulary) == len(tokenizer) and len(rows) == 3 * len(trainer.setup.objective.groups)
     assert ((rows - rows_before).norm(dim=-1) > 1e-6).all()
     unused = set(range(len(tokenizer))) - set(batch_of(trainer).rows.input_ids.unique().tolist())
     assert unused and torch.equal(vocabulary[sorted(unused)], before[sorted(unused)])
 
 
-@pytest.mark.parametrize(
-    ("mode", "head"),
-    [("span", "none"), ("three_index", "linear"), ("e2e", "mlp"), ("mean", "none"), ("curvature", "mlp")],
-)
-def test_semantic_tube_moves_everything_and_adds_nothing(tmp_path, tokenizer, mode, head):
-    trainer = trainer_for(tmp_path, tokenizer, tube_mode=mode, predictor_head=head, **TUBE)
-    assert len(trainer.model.get_input_embeddings().weight) == len(tokenizer)
-    assert train(trainer) == set(weights(trainer.model))
-
-
 @pytest.mark.parametrize("peft", [None, lora_config(4)], ids=["full", "lora"])
-@pytest.mark.parametrize(("objective", "networks"), [("next_latent", 8), ("multi_token", 12), ("future_summary", 4)])
-def test_what_looks_ahead_moves_its_networks_and_the_model(tmp_path, tokenizer, objective, networks, peft):
+@pytest.mark.parametrize(
+    ("objective", "networks"), [("next_latent", 8), ("multi_token", 12), ("future_summary", 4), ("semantic_tube", 0)]
+)
+def test_without_predictors_the_model_and_what_looks_ahead_move(tmp_path, tokenizer, objective, networks, peft):
     # In the first step only the last layer of next_latent's network, which starts at zero, has a gradient there.
     trainer = trainer_for(tmp_path, tokenizer, objective=objective, max_steps=3, peft=peft)
     trained = {name for name, value in trainer.model.named_parameters() if value.requires_grad}
@@ -147,36 +130,20 @@ def test_the_gradient_is_the_sum_of_both_sides(tmp_path, tokenizer, options):
     assert (flat(found) - flat(without)).norm() > 1e-2 * flat(found).norm()
 
 
-def test_a_tube_behind_a_layer_stops_there(tmp_path, tokenizer):
-    for layer, reached in ((0, set()), (1, {"model.layers.0"})):
-        options = {**TUBE, "gamma": 0.0, "tube_layer": layer}
-        found = {name for name, value in gradients(trainer_for(tmp_path, tokenizer, **options)).items() if value.any()}
-        layers = {".".join(name.split(".")[:3]) for name in found if ".layers." in name}
-        assert layers == reached and EMBEDDING in found
-        assert "model.norm.weight" not in found and OUTPUT not in found
-
-
 # Adapters and frozen weights
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{**STEPS, "predictor_head": "mlp"}, {**SPLIT, "same_predictor": True, "target_encoder": "ema"}],
-    ids=name_of,
-)
-def test_under_lora_adapter_predictors_and_head_move(tmp_path, tokenizer, options):
-    peft = lora_config(4, dropout=0.0)
-    trainer = trainer_for(tmp_path, tokenizer, peft=peft, predictors=2, max_steps=3, **options)
+def test_under_lora_adapter_predictors_and_head_move(tmp_path, tokenizer):
+    options = {"predictors": 2, "predictor_head": "mlp", "target_encoder": "ema", "max_steps": 3}
+    trainer = trainer_for(tmp_path, tokenizer, peft=lora_config(4, dropout=0.0), **STEPS, **options)
     before = weights(trainer.model)
     base = {name: value.clone() for name, value in trainer.model.state_dict().items() if "base_layer" in name}
     moved = train(trainer)
     assert moved == {name for name, value in trainer.model.named_parameters() if value.requires_grad}
     kinds = {next((kind for kind in ("lora_", "jepa.predictors", "jepa.head") if kind in name), name) for name in moved}
-    head = {"jepa.head"} if "predictor_head" in options else set()
-    assert kinds == {"lora_", "jepa.predictors"} | head
+    assert kinds == {"lora_", "jepa.predictors", "jepa.head"}
     (rows,) = (name for name in moved if "jepa.predictors" in name)
-    count = 1 if "same_predictor" in options else 2
-    assert before[rows].shape[0] == count
+    assert before[rows].shape[0] == 2
     assert ((dict(trainer.model.named_parameters())[rows] - before[rows]).norm(dim=-1) > 1e-7).all()
     assert base and all(torch.equal(trainer.model.state_dict()[name], value) for name, value in base.items())
 
@@ -258,17 +225,9 @@ def test_targets_come_from_the_shadows_and_sources_from_the_weights(tmp_path, to
         shadow += 0.05
     same_source, moved_target = states()
     assert torch.equal(same_source, moved_source) and (moved_target - target).abs().max() > 1e-2
-    assert [parameter.data_ptr() for parameter in changed] == own, "the weights were not put back"
-
-
-def test_the_weights_are_put_back_when_the_targets_fail(tmp_path, tokenizer):
-    trainer = trainer_for(tmp_path, tokenizer, target_encoder="ema", **STEPS)
-    encoder, before = target_encoder(trainer.model), weights(trainer.model)
-    for shadow in encoder.shadow.values():
-        shadow += 1.0
     with pytest.raises(ZeroDivisionError), encoder.in_place():
         raise ZeroDivisionError
-    assert all(torch.equal(value, before[name]) for name, value in weights(trainer.model).items())
+    assert [parameter.data_ptr() for parameter in changed] == own, "the weights were not put back"
 
 
 def test_under_autocast_the_trunk_keeps_its_own_weights(tmp_path, tokenizer):

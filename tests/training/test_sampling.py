@@ -175,28 +175,6 @@ def test_a_pass_holds_every_example_once_with_its_pairs(tmp_path, tokenizer, str
     assert Counter(keys(parts[0]) + keys(parts[1])) == Counter(map(key, store)), "processes share the rows"
 
 
-def test_an_optimizer_step_is_in_order_of_length(streamed):
-    held = []
-    for strategy in ("random", "group_by_length"):
-        stream = streamed(train_sampling_strategy=strategy, gradient_accumulation_steps=3)
-        lengths = list(map(len, keys(islice(stream.batches(2), 12))))
-        steps = [lengths[i : i + 6] for i in range(0, 24, 6)]
-        ordered = [step == sorted(step, reverse=True) for step in steps]
-        assert all(ordered) if strategy == "group_by_length" else not all(ordered)
-        held.append([sorted(step) for step in steps])
-    assert held[0] == held[1], "the same examples a step"
-
-
-def test_the_trainer_streams_a_hub_data_set(tmp_path, tokenizer):
-    source = datasets.Dataset.from_list(ROWS).to_iterable_dataset()
-    options = {"objective": "step_jepa", "streaming": True, "shuffle_buffer": 10, "max_steps": 3}
-    trainer = trainer_for(tmp_path, tokenizer, source, **options)
-    trainer.train()
-    losses = [log["lm_loss"] for log in logs_of(trainer)]
-    assert len(losses) == 3 and losses[-1] < losses[0]
-    assert trainer.data_reports["train"].rows_read == 12 and trainer.data_reports["train"].pairs
-
-
 def test_several_data_sets(tmp_path, tokenizer, streamed):
     short = [{"question": f"{i} and 1?", "answer": f"It is\n\n{i + 1}."} for i in range(5)]
     sources = Sources([RowSource(ROWS), RowSource(short)])
@@ -224,7 +202,6 @@ def test_what_cannot_be_streamed(tmp_path, streamed):
     for options, words in (
         ({"max_steps": -1}, "streaming does not know the length of an epoch before training; give max_steps"),
         ({"same_flop": True}, "same_flop needs batches before training"),
-        ({"mixing_weights": [1.0, 0.0]}, "mixing_weights is 0.0; it must be above 0"),
     ):
         with pytest.raises(ConfigError, match=words):
             config(tmp_path, **options)

@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from stepjepa.cli.main import main
-from stepjepa.errors import ConfigError
 from stepjepa.losses.regularizers import random_directions, sigreg_regularizer, vicreg_regularizer
 from stepjepa.training.metrics import lbd_at
 from stepjepa.training.options import JEPAOptions
@@ -162,22 +161,12 @@ def test_lambda_by_hand(options, steps, expected):
     assert [lbd_at(settings, step, steps) for step in range(steps + 1)] == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_jepa_part_ends(tmp_path, tokenizer):
-    """After half of the run a step is that of plain training, at the same weights."""
-    trainer = trainer_for(tmp_path, tokenizer, jepa_until=0.5, max_steps=4, **STEPS)
-    trainer.train()
-    logs = logs_of(trainer)
-    assert [log["lbd"] for log in logs] == [0.5, 0.5, 0.0, 0.0]
-    assert [log["loss"] == pytest.approx(log["lm_loss"], rel=1e-6) for log in logs] == [False, False, True, True]
-    with pytest.raises(ConfigError, match="jepa_until is 0; it must be at most 1 and above 0"):
-        JEPAOptions(jepa_until=0).check()
-
-
 def test_lambda_in_training(tmp_path, tokenizer):
     options = {"lbd": 2.0, "lbd_warmup_ratio": 0.5, "lbd_schedule": "cosine", "learning_rate": 1e-3, "max_steps": 8}
-    trainer = trainer_for(tmp_path, tokenizer, gradient_accumulation_steps=2, batch=2, **options, **STEPS)
+    options |= {"jepa_until": 0.8, "gradient_accumulation_steps": 2}
+    trainer = trainer_for(tmp_path, tokenizer, batch=2, **options, **STEPS)
     trainer.train()
-    logs, expected = logs_of(trainer), [2 * x for x in RISING_AND_FALLING]
+    logs, expected = logs_of(trainer), [*(2 * x for x in RISING_AND_FALLING[:7]), 0.0]
     assert [(log["loss"] - log["lm_loss"]) / log["jepa_loss"] for log in logs] == pytest.approx(expected, abs=2e-5)
     assert [log["lbd"] for log in logs] == pytest.approx(expected, abs=1e-5), "logged is that of the step"
     assert trainer.state.total_flos == 0, "not asked for"
@@ -191,8 +180,7 @@ def test_lambda_in_training(tmp_path, tokenizer):
 )
 def test_the_regularizer_enters_the_loss_with_its_weight(tmp_path, tokenizer, kind, weight, target_grad):
     options = {**STEPS, "regularizer": kind, "regularizer_weight": weight, "sigreg_directions": 16}
-    options |= {"eval_rows": step_rows(6, seed=1), "per_device_eval_batch_size": 6, "target_grad": target_grad}
-    trainer = trainer_for(tmp_path, tokenizer, **options)
+    trainer = trainer_for(tmp_path, tokenizer, target_grad=target_grad, **options)
     used = {"vicreg": 1.0, "sigreg": 0.05}[kind] if weight is None else weight
     batch = batch_of(trainer)
     output = trainer.model(batch=batch)
@@ -209,11 +197,6 @@ def test_the_regularizer_enters_the_loss_with_its_weight(tmp_path, tokenizer, ki
     assert plain > 1e-2 and loss.item() == pytest.approx(expected.item(), rel=1e-5)
     for got, want in zip(torch.autograd.grad(loss, parameters), expected_gradient, strict=True):
         torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-3)
-    for log in trained(trainer)[0]:
-        assert log["loss"] == pytest.approx(log["lm_loss"] + 0.5 * (log["jepa_loss"] + log["regularizer"]), rel=1e-5)
-    metrics = trainer.evaluate()
-    parts = metrics["eval_lm_loss"] + 0.5 * (metrics["eval_jepa_loss"] + metrics["eval_regularizer"])
-    assert metrics["eval_loss"] == pytest.approx(parts, rel=1e-5) and metrics["eval_regularizer"] > 0
 
 
 def test_sigreg_samples_its_directions_at_every_step(tmp_path, tokenizer):

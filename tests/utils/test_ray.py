@@ -14,17 +14,11 @@ import psutil
 import pytest
 
 from stepjepa.cli.main import main
-from stepjepa.errors import ConfigError
 from stepjepa.utils.files import checksum
-from stepjepa.utils.parallel import in_workers
-from support.rows import lines, write
+from support.rows import lines, step_rows, write
 from support.sharding import launch
 
 pytestmark = pytest.mark.long
-CHATS = [
-    [{"role": "user", "content": f"Add {n}."}, {"role": "assistant", "content": f"Take {n}.\n\nIt is {n + 1}."}]
-    for n in range(600)
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,7 +97,7 @@ def test_processes_end_with_a_task_that_is_lost_or_cancelled(act, status, words,
 
 
 def test_training_resumes_where_a_process_is_lost_and_ends_as_with_torchrun(tmp_path, capfd):
-    data = write(tmp_path / "chats.jsonl", [{"messages": chat} for chat in CHATS])
+    data = write(tmp_path / "chats.jsonl", step_rows(600))
     words = f"train --train_file {data} --model_name tiny --step_jepa --max_steps 8 --save_steps 2 --disable_tqdm true"
     assert launch([*words.split(), "--output_dir", tmp_path / "a"], "stepjepa").returncode == 0
     on_ray = [*words.split(), "--output_dir", str(tmp_path / "b"), "--ray_workers"]
@@ -114,17 +108,6 @@ def test_training_resumes_where_a_process_is_lost_and_ends_as_with_torchrun(tmp_
     assert f"load   AutoModelForCausalLM.from_pretrained('{tmp_path / 'b'}')" in capfd.readouterr().out
     for weights in ("model.safetensors", "predictors.safetensors"):
         assert checksum(tmp_path / "a" / weights) == checksum(tmp_path / "b" / weights)
-
-
-def test_mistakes_are_not_tried_again(tmp_path):
-    def work():
-        with open(tmp_path / "tried", "a") as file:
-            file.write("x")
-        raise ConfigError("no such thing")
-
-    with pytest.raises(ConfigError, match="^no such thing$"):
-        in_workers(work, 1, "ray_workers", resumes=True)
-    assert (tmp_path / "tried").read_text() == "x"
 
 
 @pytest.mark.parametrize(

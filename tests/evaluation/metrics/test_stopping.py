@@ -7,52 +7,30 @@ import pytest
 from stepjepa.data.sources import RowSource
 from stepjepa.evaluation.metrics import make_metrics
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
-from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.evaluation.score import prediction_of, summarise
 from stepjepa.generation.output import Reply
 
-GOLD = "[a-z]+"
 # (response, ended by the model) -> exact, prefix, contains, stopped, text_after
 CASES = {
     ("[a-z]+", True): (1, 1, 1, 1, 0),
-    ("[a-z]+ [a-z]+", False): (1 - 1, 1, 1, 0, 7),
+    ("[a-z]+ [a-z]+", False): (0, 1, 1, 0, 7),
     (" it is [a-z]+.", True): (0, 0, 1, 1, 1),
+    ("\n[a-z]+<|end|>", True): (0, 1, 1, 1, 7),
+    (" [a-z]+\n", True): (1, 1, 1, 1, 0),
     ("[A-Z]+", True): (0, 0, 0, 1, math.nan),
     ("", False): (0, 0, 0, 0, math.nan),
 }
-NAMES = ["exact", "prefix", "contains", "stopped", "text_after"]
-
-
-def asked(n):
-    rows = [
-        {"messages": [{"role": "user", "content": f"q{i}"}, {"role": "assistant", "content": GOLD}]} for i in range(n)
-    ]
-    return read_questions(RowSource(rows), SystemPrompt(None, True, "")).questions
-
-
-def predictions():
-    metrics = make_metrics(NAMES)
-    replies = [Reply(number, text, stopped) for number, (text, stopped) in enumerate(CASES)]
-    found = [prediction_of(*pair, metrics, {}) for pair in zip(asked(len(CASES)), replies, strict=True)]
-    return found, {metric.name: summarise(metric, found) for metric in metrics}
+MEANS = {"exact": 2 / 7, "prefix": 4 / 7, "contains": 5 / 7, "stopped": 5 / 7, "text_after": 3}
 
 
 def test_each_response_by_each_metric():
-    found, summary = predictions()
-    for one, expected in zip(found, CASES.values(), strict=True):
-        values = tuple(one.scores.values())
-        assert values[:4] == expected[:4] and values[4] == pytest.approx(expected[4], nan_ok=True)
-    assert {name: summary[name]["value"] for name in NAMES} == pytest.approx(
-        {"exact": 1 / 5, "prefix": 2 / 5, "contains": 3 / 5, "stopped": 3 / 5, "text_after": 8 / 3}
-    )
-    assert summary["stopped"]["kind"] == "accuracy" and summary["stopped"]["correct"] == 3
-    assert summary["text_after"]["kind"] == "count" and summary["text_after"]["n"] == 3
-
-
-def test_an_evaluation_on_the_way_counts_what_can_be_counted(monkeypatch):
-    found, summary = predictions()
-    result = type("Result", (), {"predictions": found, "generation": {"did_not_stop": {"count": 2, "n": 5}}})
-    monkeypatch.setattr("stepjepa.evaluation.run.evaluate_model", lambda *args, **more: result)
-    rows = [{"messages": question.chat} for question in asked(5)]
-    sums = AnswerScorer(rows, NAMES, 5)(None, None)
-    assert sums["text_after"] == (8.0, 3) and sums["contains"] == (3.0, 5)
+    rows = RowSource([{"question": "q", "answer": "[a-z]+"}] * len(CASES))
+    questions, metrics = read_questions(rows, SystemPrompt(None, True, "")).questions, make_metrics(MEANS)
+    found = []
+    for number, ((text, stopped), expected) in enumerate(CASES.items()):
+        found.append(prediction_of(questions[number], Reply(number, text, stopped), metrics, {}))
+        assert tuple(found[-1].scores.values()) == pytest.approx(expected, nan_ok=True)
+    summary = {metric.name: summarise(metric, found) for metric in metrics}
+    assert {name: summary[name]["value"] for name in MEANS} == pytest.approx(MEANS)
+    assert summary["stopped"]["kind"] == "accuracy" and summary["stopped"]["correct"] == 5
+    assert summary["text_after"]["kind"] == "count" and summary["text_after"]["n"] == 5
