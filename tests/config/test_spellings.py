@@ -79,8 +79,10 @@ def test_the_meaning_is_the_same_everywhere(case, parser, tmp_path):
 def test_the_answer_is_the_same_everywhere(parser, tmp_path):
     file = tmp_path / "run.yaml"
     answers = {name: answer for name, answer in parser.aliases.items() if isinstance(answer, Answer)}
-    assert len(answers) > 50 and {"packing", "logging_dir", "model_init_kwargs"} <= set(answers)
-    for name, answer in answers.items():
+    assert len(answers) > 50 and {"packing", "model_init_kwargs"} <= set(answers)
+    # In transformers 5.12, logging_dir is still an option.
+    for name in answers.keys() - parser.options.keys():
+        answer = answers[name]
         file.write_text(f"{name}: something\n")
         ways = {
             f"--{name}: ": lambda name=name: parser.values([f"--{name}", "something"]),
