@@ -81,13 +81,18 @@ def test_mcnemar_by_hand():
         ((-0.1, -0.2, -0.02), False, "On these questions b is behind a."),
         ((-0.1, -0.2, -0.02), True, "On these questions b is ahead of a."),
         ((0.1, 0.0, 0.2), False, "On these questions no difference between a and b is shown."),
+        ((0.1, None, None), False, "On these questions no difference between a and b is shown."),
         ((None, None, None), False, "On these questions no difference between a and b is shown."),
     ],
 )
 def test_what_may_be_concluded_of_two_models(difference, lower_is_better, shown):
     """Of their training nothing, however large the difference; what is there is not said to be missing."""
     training = "Whether the training of b helps is not established: one seed of each"
-    for given, lacking in (((), "; no shuffled control was run; not compared at equal compute"), ((True, True), "")):
+    for given, lacking in (
+        ((), "; no shuffled control was run; not compared at equal compute"),
+        ((True,), "; not compared at equal compute"),
+        ((True, True), ""),
+    ):
         said = conclusion(Interval(*difference), "a", "b", *given, lower_is_better=lower_is_better)
         assert said == f"{shown} {training}{lacking}."
 
@@ -99,6 +104,17 @@ def test_hardly_any_right_answer_is_no_ground_for_a_comparison():
         right = f"{sum(counts[:3])} of {sum(counts)}"
         assert said.startswith(f"On these questions there are too few right answers to compare: {right} by a or b.")
     assert "b is ahead of a" in conclusion(accuracy_difference(0, 0, 6, 6), "a", "b", counts=(0, 0, 6, 6))
+
+
+def test_paired_difference_by_hand():
+    """Differences 1, 2, 3, 6: mean 3, sd sqrt(14 / 3); all positive, so the signed-rank p is 2 / 2^4."""
+    result = paired_difference([11, 22, 33, 46], [10, 20, 30, 40])
+    sd = math.sqrt(14 / 3)
+    assert (result.n, result.mean, result.sd) == (4, 3.0, pytest.approx(sd))
+    assert (result.effect_size, result.wilcoxon_p) == pytest.approx((3 / sd, 2 / 16))
+    assert result.low == pytest.approx(3 - 3.182446 * sd / 2, abs=1e-5)
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        paired_difference([1.0, 2.0], [1.0])
 
 
 @pytest.mark.parametrize("n", [2, 60])

@@ -19,8 +19,11 @@ def read(name):
     return nbformat.read(EXAMPLES / f"{name}.ipynb", as_version=4)
 
 
-def check(name, notebook):
-    """What holds for the outputs of any run: no warning, no error, no bar, and losses are those of passes apart."""
+def check(name, notebook, ratio=1.0):
+    """What holds for the outputs of any run: no warning, no error, no bar, and losses are those of passes apart.
+
+    The loss of nanoGPT with JEPA is below `ratio` times the baseline's.
+    """
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     found = [kind for cell in cells for kind in kinds(cell)]
@@ -37,7 +40,7 @@ def check(name, notebook):
     for packed, apart in pairs:
         assert float(packed) == pytest.approx(float(apart), abs=3e-6) and float(packed) > 0
     baseline, jepa = re.findall(r"^(?:baseline|jepa) +\d\.\d+ +(\d\.\d+)", written, re.MULTILINE)
-    assert float(jepa) < float(baseline)
+    assert float(jepa) < ratio * float(baseline)
 
 
 @pytest.mark.slow
@@ -53,7 +56,7 @@ def test_every_cell_runs(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", SHORT)
 def test_the_stored_outputs_are_those_of_a_whole_run_and_hold_nothing_of_its_maker(name):
     stored = read(name)
-    check(name, stored)
+    check(name, stored, ratio=0.8)
     assert stored.metadata == METADATA and (EXAMPLES / f"{name}.ipynb").stat().st_size < 600_000
     assert all(set(cell.metadata) <= {"tags"} for cell in stored.cells)
     nbformat.validate(stored)

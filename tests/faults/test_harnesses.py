@@ -6,7 +6,7 @@ import pytest
 
 from faults import fuzz, kill
 
-CASES = 60
+CASES = 120
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="cases run in forked children")
 
@@ -15,7 +15,7 @@ def test_a_killed_run_is_resumed_to_the_same_end(tmp_path):
     assert kill.kill_all(tmp_path, 12) == (12, [])
 
 
-def test_damaged_files_end_well(tmp_path, capsys):
+def test_damaged_files_and_odd_options_end_well(tmp_path, capsys):
     fuzz.home_files(tmp_path)
     capsys.readouterr()
     ends, failures = fuzz.run_cases(range(CASES), tmp_path)

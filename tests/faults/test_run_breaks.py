@@ -90,10 +90,16 @@ def test_a_run_may_continue_and_its_records_say_null(tmp_path, capsys, caplog, a
     out = tmp_path / "out"
     assert train(out, "--terminate_on_nan", "false") == 0
     assert "step 3: the loss is not finite" in caplog.text and capsys.readouterr().out.count("done   6 steps") == 1
-    record = json.loads((out / "metrics.json").read_text(), parse_constant=pytest.fail)
-    losses = {entry["step"]: entry["loss"] for entry in record["log_history"] if "loss" in entry}
-    assert losses[3] is None is record["metrics"]["train_loss"] and None not in (losses[1], losses[2])
-    assert all(entry["lm_loss"] > 0 for entry in record["log_history"] if "loss" in entry)
+    text = (out / "metrics.json").read_text()
+    assert "NaN" not in text and "Infinity" not in text
+    record = json.loads(text)
+    entries = {entry["step"]: entry for entry in record["log_history"] if "loss" in entry}
+    assert entries[3]["loss"] is None and all(entries[step]["loss"] is not None for step in (1, 2))
+    assert all(entry["lm_loss"] > 0 for entry in entries.values())
+    assert record["metrics"]["train_loss"] is None
+    expected = result_of(out)
+    (out / "metrics.json").unlink()
+    assert resume(out, "--terminate_on_nan", "false") == 0 and result_of(out)["weights"] == expected["weights"]
 
 
 def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, caplog, at_step):

@@ -115,14 +115,17 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
 
 
 def test_cells_that_diverged(carry_out, player):
+    two = "seeds=[1, 2]"
     player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
-    outcome = carry_out(*FEW, folder="everywhere")
-    assert len(outcome.failed) == 2 and "no cell of this arm has a finite value" in outcome.failed[0].error
-    rates = by_rate({"regular": 0.002, "step_jepa": 0.002})
-    diverged = (0.002, 2)  # the best rate, with one of its seeds
-    player.value = lambda o, s: None if (o["learning_rate"], o["seed"]) == diverged else rates(o, s)
-    choice = carry_out(TUNED, "seeds=[1, 2]").state.choice("", "regular")
-    assert choice["cell"] != {"learning_rate": 0.002} and choice["means"]["learning_rate=0.002"] is None
+    outcome = carry_out(TUNED, two, folder="everywhere")
+    assert len(outcome.failed) == 6 and "no cell of this arm has a finite value" in outcome.failed[0].error
+    lowest = by_rate({"regular": 0.002, "step_jepa": 0.002})
+    player.value = lambda o, s: (
+        None if (o["learning_rate"], o["seed"]) == (0.002, 2) else lowest(o, s) - o["learning_rate"]
+    )
+    outcome = carry_out(TUNED, two)
+    assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
+    assert outcome.state.choice("", "regular")["means"]["learning_rate=0.002"] is None
 
 
 def test_of_equal_means_the_first_cell_is_chosen(carry_out, player):
