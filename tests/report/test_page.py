@@ -102,12 +102,12 @@ def test_collapse_signs(tmp_path):
 def test_accuracy_and_pairs(pair):
     read = Reader(pair)
     rows = read.rows("Accuracy")
-    assert rows[1] == ["test", "gsm8k", "regular", "60.0 %", "[10.0, 90.0]", "3 of 5 right", "1 of 5", "2"]
-    assert rows[2][2:5] == ["step", "40.0 %", "[10.0, 90.0]"]
-    assert rows[3][3:6] == ["1.2500", "", "nats per token; mean of 5 rows 1.5000 [1.0000, 2.0000]"]
+    assert rows[1] == ["test", "gsm8k", "regular", "60.0 % (10.0 to 90.0)", "3 of 5 right", "1 of 5", "2"]
+    assert rows[2][2:4] == ["step", "40.0 % (10.0 to 90.0)"]
+    assert rows[3][3:5] == ["1.2500", "nats per token; mean of 5 rows 1.5000 (1.0000 to 2.0000)"]
     (paired,) = read.rows("Paired differences")[1:]
-    assert paired[:4] == ["test, gsm8k", "regular", "step", "-20.0 points"]
-    assert paired[5:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
+    assert paired[:4] == ["test, gsm8k", "regular", "step", "-20.0 points (-63.1 to +36.4)"]
+    assert paired[4:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
     assert "eval_gsm8k" in page_data(pair)["charts"]
 
 
@@ -182,7 +182,7 @@ def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
     read = Reader(page)
     assert "The runs of seed 1 on the test split" in read.text("accuracy")
     (paired,) = read.rows("Paired differences")[1:]
-    assert paired[1:4] == ["regular", "step_jepa", "+25.0 points"]
+    assert paired[1:4] == ["regular", "step_jepa", "+25.0 points (-32.0 to +65.5)"]
     assert "On these questions" not in read.text("answer")  # several seeds: the verdicts are the answer
     (answers,) = page_data(page)["predictions"]
     assert [model["letters"] for model in answers["models"]] == ["rrww", "rrrw"]

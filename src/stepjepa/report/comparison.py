@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepjepa.errors import StepJepaError
 from stepjepa.evaluation.metrics.base import NLL
@@ -15,7 +14,7 @@ from stepjepa.evaluation.predictions import (
     paired_metrics,
     read_predictions,
 )
-from stepjepa.evaluation.statistics import conclusion, mcnemar_p
+from stepjepa.evaluation.statistics import Interval, conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.report.reading import Reader, ReportedRun, number, table
 from stepjepa.utils.files import Record
@@ -27,22 +26,9 @@ _LONGEST = 3000
 _LETTERS = {True: "r", False: "w", None: "u"}
 
 
-@dataclass(frozen=True)
-class AccuracyRow:
-    """One metric of one evaluation of a run."""
-
-    evaluation: str
-    metric: str
-    run: str
-    value: str
-    interval: str
-    of: str
-    did_not_stop: str
-    skipped: str
-
-
-def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[AccuracyRow]:
-    """A row per evaluation, metric and run, grouped by evaluation and metric."""
+def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[list[str]]:
+    """The cells of a row per evaluation, metric and run: these three, the value with its interval, of what it is, answers
+    that did not stop, and skipped rows."""
     for name in evaluation_names(runs):
         results = {
             run.label: run.evaluations[name].result for run in runs if name in run.evaluations
@@ -54,7 +40,7 @@ def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[AccuracyRow]:
             for label, result in results.items():
                 summary = table(result, "metrics", metric)
                 if summary:
-                    yield _accuracy_row(name, metric, label, summary, result)
+                    yield [name, metric, label, *_accuracy_cells(summary, result)]
 
 
 def evaluation_names(runs: Sequence[ReportedRun]) -> list[str]:
@@ -62,52 +48,46 @@ def evaluation_names(runs: Sequence[ReportedRun]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.evaluations))
 
 
-def _accuracy_row(
-    name: str, metric: str, label: str, summary: Mapping[str, Any], result: Mapping[str, Any]
-) -> AccuracyRow:
-    value = number(summary, "value")
-    low, high = number(summary, "low"), number(summary, "high")
+def _accuracy_cells(summary: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     n = summary.get("n")
-    text = written(value, ".4f")
+    interval = Interval(*(number(summary, key) for key in ("value", "low", "high")))
+    value = _in_words(interval)
     of = f"mean of {n} answers"
-    interval = ""
-    if low is not None and high is not None:
-        interval = f"[{low:.4f}, {high:.4f}]"
     # A likelihood is averaged over all tokens, but its interval belongs to the mean over rows.
     if "perplexity" in summary:
-        row_mean = written(number(summary, "row_mean"), ".4f")
-        of = f"nats per token; mean of {n} rows {row_mean} {interval}".strip()
-        interval = ""
+        value = written(interval.value, ".4f")
+        row_mean = interval._replace(value=number(summary, "row_mean"))
+        of = f"nats per token; mean of {n} rows {_in_words(row_mean)}"
     if summary.get("kind") == "accuracy":
-        text = written(value, ".1%")
+        value = interval.percent()
         of = f"{summary.get('correct')} of {n} right"
-        if low is not None and high is not None:
-            interval = f"[{100 * low:.1f}, {100 * high:.1f}]"
 
     stop = table(result, "generation", "did_not_stop")
     did_not_stop = f"{stop.get('count')} of {stop.get('n')}" if stop else "-"
     reasons = table(result, "rows", "skipped")
     skipped = sum(number(reasons, reason) or 0 for reason in reasons)
-    return AccuracyRow(name, metric, label, text, interval, of, did_not_stop, f"{skipped:g}")
+    return [value, of, did_not_stop, f"{skipped:g}"]
 
 
-@dataclass(frozen=True)
-class PairedRow:
+def _in_words(interval: Interval, sign: str = "", unit: str = "") -> str:
+    """``1.2500 (1.0000 to 2.0000)``, with a sign and with a unit after the value if they are given."""
+    value, low, high = interval
+    form = f"{sign}.4f"
+    text = f"{written(value, form)}{unit}"
+    return text if low is None or high is None else f"{text} ({low:{form}} to {high:{form}})"
+
+
+class PairedRow(NamedTuple):
     """Two models, compared in one metric on the same questions.
 
     Attributes:
-        names: evaluation and metric, model a, model b.
-        cells: the difference and its interval; for a right-or-wrong metric also McNemar's p, and the number of questions
-            that both, only a, only b and neither answered right.
-        n: number of questions.
-        why_not: why the models cannot be compared; empty if they can.
+        cells: evaluation and metric, model a, model b, and the difference with its interval, or why there is none; for a
+            right-or-wrong metric also McNemar's p, and the number of questions that both, only a, only b and neither
+            answered right; for another metric the number of questions.
         headline: paragraph for the top of the page; empty if there is none.
     """
 
-    names: list[str]
-    cells: list[str] = field(default_factory=list)
-    n: int = 0
-    why_not: str = ""
+    cells: list[str]
     headline: str = ""
 
 
@@ -144,21 +124,21 @@ def _paired(
     try:
         metrics = paired_metrics(first, second)
     except StepJepaError as error:
-        yield PairedRow([name, a.label, b.label], why_not=str(error))
+        yield PairedRow([name, a.label, b.label, f"not compared: {error}"])
         return
     for paired in metrics:
-        cells = list(difference_cells(paired))
+        difference = _difference(paired)
+        cells = [f"{name}, {paired.metric}", a.label, b.label, difference]
         if paired.counts is not None:
             cells += [f"{mcnemar_p(*paired.counts[1:3]):.3g}", *map(str, paired.counts)]
+        else:
+            cells.append(f"mean of {paired.n} questions")
         headline = ""
         # A stale evaluation stays in the table but supports no conclusion.
         if not a.evaluations[name].stale and (paired is metrics[0] or paired.metric == NLL):
-            headline = _headline(
-                name, paired, a, b, cells, any(control_of(run) == "shuffled" for run in runs)
-            )
-        yield PairedRow(
-            [f"{name}, {paired.metric}", a.label, b.label], cells, paired.n, headline=headline
-        )
+            controlled = any(control_of(run) == "shuffled" for run in runs)
+            headline = _headline(name, paired, a, b, difference, controlled)
+        yield PairedRow(cells, headline)
 
 
 def _headline(
@@ -166,16 +146,13 @@ def _headline(
     paired: PairedMetric,
     a: ReportedRun,
     b: ReportedRun,
-    cells: Sequence[str],
+    difference: str,
     controlled: bool,
 ) -> str:
-    value, interval = cells[:2]
-    if interval:
-        value += f" ({interval[1:-1].replace(', ', ' to ')})"
-    difference = f"{b.label} - {a.label}: {value}, 95 % interval; {paired.metric} of {paired.n} questions ({name})\n"
+    shown = f"{b.label} - {a.label}: {difference}, 95 % interval; {paired.metric} of {paired.n} questions ({name})\n"
     if control_of(b):
-        return f"{difference}{b.label} is a control: only what a run gains over the control can come from the run's pairs."
-    return difference + conclusion(
+        return f"{shown}{b.label} is a control: only what a run gains over the control can come from the run's pairs."
+    return shown + conclusion(
         paired.difference,
         a.label,
         b.label,
@@ -186,20 +163,11 @@ def _headline(
     )
 
 
-def difference_cells(paired: PairedMetric) -> tuple[str, str]:
-    """A difference with its unit, and its interval; accuracies in percentage points."""
-    unit, scale, form = "", 1, "+.4f"
+def _difference(paired: PairedMetric) -> str:
+    """A difference with its unit and interval; accuracies in percentage points."""
     if paired.counts is not None:
-        unit, scale, form = " points", 100, "+.1f"
-    elif paired.metric == NLL:
-        unit = " nats per token"
-    value, low, high = paired.difference
-    if value is None:
-        return "-", ""
-    interval = (
-        "" if low is None or high is None else f"[{scale * low:{form}}, {scale * high:{form}}]"
-    )
-    return f"{scale * value:{form}}{unit}", interval
+        return paired.difference.percent("+", "points")
+    return _in_words(paired.difference, "+", " nats per token" if paired.metric == NLL else "")
 
 
 # Answers side by side
