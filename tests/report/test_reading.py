@@ -50,11 +50,10 @@ def test_broken_files_are_told_and_left_out(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "data_report.json").write_text("[1, 2")
     (run / "run.json").write_text("[1]")
-    (run / "resolved.yaml").write_text("a: [")
     found = read_folders([run])
     assert found.runs[0].record == found.runs[0].settings == {} and found.runs[0].data == [] and found.runs[0].history
     assert [problem.split(": ")[0] for problem in found.reader.problems] == [
-        str(run / name) for name in ("run.json", "resolved.yaml", "data_report.json")
+        str(run / name) for name in ("run.json", "data_report.json")
     ]
 
 

@@ -38,12 +38,12 @@ def write_run(folder: Path, objective: str = "step_jepa", **settings: Any) -> Pa
     """A finished training without its weights."""
     pairs = objective != "regular"
     options = {"model_name": "tiny", "train_file": ["train.jsonl"], "objective": objective, "lbd": 0.1, "seed": 0}
+    options |= {"max_steps": 50, "output_dir": str(folder)}
     versions = {"stepjepa": "0.1.0", "torch": "2.6.0", "transformers": "5.0.0", "python": "3.10.1", "processes": 1}
     write(folder / "run.json", {**versions, "settings": {**options, **settings}, "forward": "packed", "data": {}})
     write(folder / "data_report.json", {"train": {**REPORT, "pairs": 11 * pairs}})
     metrics = {"train_runtime": 75.0, "train_samples_per_second": 160.0, "total_flos": 2.5e12}
     write(folder / "metrics.json", {"metrics": metrics, "log_history": log(pairs)})
-    (folder / "resolved.yaml").write_text(f"max_steps: 50\nlbd: 7\noutput_dir: {json.dumps(str(folder))}\n")
     return folder
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from stepjepa.config.yaml_file import parse_tree
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.base import NLL
@@ -21,7 +20,7 @@ from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import Record, digest, model_parts, parse_object
 from stepjepa.utils.text import labels_of
 
-_RUN_FILES = ("run.json", "resolved.yaml", METRICS, "data_report.json", "trainer_state.json")
+_RUN_FILES = ("run.json", METRICS, "data_report.json", "trainer_state.json")
 T = TypeVar("T")
 
 
@@ -97,7 +96,7 @@ class ReportedRun:
     Attributes:
         label: name of the run on the page.
         record: content of ``run.json``.
-        settings: those in ``resolved.yaml``, overridden by those in ``run.json``, which training derived from them.
+        settings: those in ``run.json``.
         data: lines of the data reports, as training printed them.
         metrics: last values, from ``metrics.json``.
         history: the Trainer's log, from a checkpoint if the run is unfinished.
@@ -185,18 +184,16 @@ def read_folders(names: Sequence[Path]) -> Found:
 
 def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     ended, record = reader.object(folder / METRICS), reader.object(folder / "run.json")
-    history = _log(ended) if RunFolder(folder).ended else []
+    history = ended.get("log_history", []) if RunFolder(folder).ended else []
     unfinished = not history
-    if unfinished:
-        # The newest log with an entry.
-        for state in [folder / "trainer_state.json", *_checkpoint_logs(folder)]:
-            history = history or _log(reader.object(state))
-    resolved = reader.read(folder / "resolved.yaml", _options) or {}
+    logs = _checkpoint_logs(folder)
+    if unfinished and logs:
+        history = reader.object(logs[-1]).get("log_history", [])
     return ReportedRun(
         label,
         folder,
         record,
-        settings={**resolved, **table(record, "settings")},
+        settings=table(record, "settings"),
         data=reader.read(
             folder / "data_report.json", lambda content: data_lines(parse_object(content))
         )
@@ -208,12 +205,6 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     )
 
 
-def _options(content: bytes) -> Record:
-    """The values in a YAML file of options."""
-    tree = parse_tree(content.decode("utf-8-sig"), "resolved.yaml")
-    return {name: node.value for name, node in tree.mapping("options").items()}
-
-
 def data_lines(reports: Mapping[str, Any]) -> list[str]:
     """The lines of the data reports of all splits, as training printed them."""
     lines = []
@@ -223,16 +214,11 @@ def data_lines(reports: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _log(record: Mapping[str, Any]) -> list[Record]:
-    log = record.get("log_history")
-    return [entry for entry in log if isinstance(entry, dict)] if isinstance(log, list) else []
-
-
 def _checkpoint_logs(folder: Path) -> list[Path]:
-    """Logs of checkpoints, newest first."""
-    logs = folder.glob("checkpoint-*/trainer_state.json")
+    """Logs of checkpoints, newest last."""
     # By length first, so that checkpoint-1000 counts as newer than checkpoint-200.
-    return sorted(logs, key=lambda path: (len(path.parent.name), path.parent.name), reverse=True)
+    logs = folder.glob("checkpoint-*/trainer_state.json")
+    return sorted(logs, key=lambda path: (len(str(path)), path))
 
 
 def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEvaluation]]:
@@ -315,7 +301,5 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         run.scored = (path / "scored-test.json").is_file()
         # A run from a file of records has no log, but its record contains the curves.
         if not run.history:
-            losses = run.trained.get("losses", [])
-            evaluations = run.trained.get("history", [])
-            run.history = _log({"log_history": [*losses, *evaluations]})
+            run.history = run.trained.get("losses", []) + run.trained.get("history", [])
         yield run

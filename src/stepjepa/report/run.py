@@ -316,7 +316,8 @@ class Row(NamedTuple):
 def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
     """A row for each setting with a value, in the order of the options.
 
-    Paths inside a run's own folder are left out. A setting that does not affect a run's numbers is not marked as different.
+    The run's folder, which the page names above, is left out. A setting that does not affect a run's numbers is not marked
+    as different.
     """
     known = options_of(RunOptions, JEPAOptions, TrainerOptions)
     names = dict.fromkeys(known)
@@ -325,14 +326,9 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
     rows = []
     for name in names:
         cells = [plain(of_run.get(name)) for of_run in settings]
-        in_own_folder = all(
-            f"{of_run.get(name)}/".startswith(f"{of_run.get('output_dir', '/')}/")
-            for of_run in settings
-        )
-        if in_own_folder or not any(cells):
-            continue
         decides = name not in _OWN and (name not in known or known[name].identity)
-        rows.append(Row(name, cells, decides and len(set(cells)) > 1))
+        if any(cells) and name != _NAME.output_dir:
+            rows.append(Row(name, cells, decides and len(set(cells)) > 1))
     return rows
 
 
