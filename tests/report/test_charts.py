@@ -25,7 +25,7 @@ def test_points_are_finite_and_in_order():
 
 def test_places():
     chart = make_chart("k", "K", [(0, "a", "training", [(0, 0.0), (10, 1.0)]), (1, "b", "evaluation", [(5, 0.5)])])
-    (first, last), (middle,) = (line["points"] for line in chart.readout())
+    (first, last), (middle,) = (line.points for line in chart.lines)
     top = TOP + (0.05 / 1.05) * (BOTTOM - TOP)  # a twentieth of room above the largest value
     assert first == (0, 0.0, LEFT, BOTTOM)
     assert last == (10, 1.0, RIGHT, pytest.approx(top, abs=0.1))

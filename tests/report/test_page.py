@@ -108,7 +108,7 @@ def test_accuracy_and_pairs(pair):
     (paired,) = read.rows("Paired differences")[1:]
     assert paired[:4] == ["test, gsm8k", "regular", "step", "-20.0 points (-63.1 to +36.4)"]
     assert paired[4:] == ["1", "1", "2", "1", "1"]  # McNemar: 2 against 1 of 3; then both, A, B, neither
-    assert "eval_gsm8k" in page_data(pair)["charts"]
+    assert [line["kind"] for line in page_data(pair)["charts"]["gsm8k"]] == ["evaluation", "evaluation"]
 
 
 def test_questions_that_are_not_the_same_are_not_compared(tmp_path):
@@ -160,7 +160,10 @@ def test_a_study(tmp_path):
     assert "+0.0125 [-0.0075, +0.0325]" in step
     assert step[-1] == "not established: n=2 seeds in common with regular; a | b"
     text = read.text("answer")
-    assert text.startswith("The answer gsm8k, against regular:")
+    assert text.startswith(
+        "The answer gsm8k (higher is better), against regular: step_jepa: not established: n=2 seeds in"
+    )
+    assert "a | b at equal examples: +0.0125 [-0.0075, +0.0325], p = 0.200 (Holm), n = 2 seeds Compared:" in text
     assert text.endswith("Compared: regular; step_jepa; 3 of 4 runs scored.")
     assert "step_jepa seed 2: exit status 2" in read.text("study")
     assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
@@ -245,7 +248,7 @@ def test_text_of_the_data_is_text(tmp_path):
     (made,) = page_data(page)["predictions"]
     assert made["rows"][1]["question"] == f"question {text}"
     study, record = write_study(tmp_path / "study"), study_record()
-    record["verdicts"] = record["tables"][0]["arms"][1]["verdict"]["reasons"] = [text]
+    record["tables"][0]["arms"][1]["verdict"]["reasons"] = [text]
     write(study / "table.json", record)
     read = Reader(page_of(study))
     assert " ".join(text.split()) in read.text("study") and " ".join(text.split()) in read.text("answer")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from stepjepa.inspect.figure import series_style
@@ -85,12 +86,6 @@ class Chart:
     y_ticks: list[tuple[float, str]]
     lines: list[Line]
 
-    def readout(self) -> list[dict[str, Any]]:
-        """The values that a pointer or the arrow keys show: name, kind and points of every line."""
-        return [
-            {"name": line.name, "kind": line.kind, "points": line.points} for line in self.lines
-        ]
-
 
 def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point]:
     """(step, value) of a key in a log, sorted by step, with the last finite value of every step."""
@@ -112,35 +107,27 @@ def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> l
     return [(step, sum(log[step] for log in logs) / len(logs)) for step in sorted(steps)]
 
 
-def quantities(runs: Sequence[ReportedRun]) -> dict[str, str]:
+def quantities(groups: Iterable[Sequence[ReportedRun]]) -> dict[str, str]:
     """Key -> title of every logged quantity: losses, collapse diagnostics, and metrics of evaluations during training."""
     titles = dict(QUANTITIES)
-    known = {"eval_loss", *(f"eval_{key}" for key in QUANTITIES)}
-    for run in runs:
-        for entry in run.history:
-            for key in entry:
-                if key.startswith("eval_") and key not in known and not key.endswith(NO_RESULT):
-                    titles[key] = f"{key.removeprefix('eval_')} of evaluations during training"
+    entries = [entry for runs in groups for run in runs for entry in run.history]
+    for key in [key for entry in entries for key in entry]:
+        name = key.removeprefix("eval_")
+        if key != name and name != "loss" and not key.endswith(NO_RESULT):
+            titles.setdefault(name, name)
     return titles
 
 
-def make_charts(
-    groups: Mapping[str, Sequence[ReportedRun]], titles: Mapping[str, str]
-) -> Iterator[Chart]:
-    """A chart for each quantity (key -> title) that any run logged, in training or evaluation.
+def make_charts(groups: Mapping[str, Sequence[ReportedRun]]) -> Iterator[Chart]:
+    """A chart for each quantity that any run logged, in training or evaluation.
 
     Args:
         groups: name of a line -> the runs whose mean it shows.
     """
-    for key, title in titles.items():
-        kinds = (
-            {"evaluation": key}
-            if key.startswith("eval_")
-            else {"training": key, "evaluation": f"eval_{key}"}
-        )
+    for key, title in quantities(groups.values()).items():
         series = []
         for index, (name, runs) in enumerate(groups.items()):
-            for kind, log_key in kinds.items():
+            for kind, log_key in (("training", key), ("evaluation", f"eval_{key}")):
                 points = mean_points([run.history for run in runs], log_key)
                 if points:
                     series.append((index, name, kind, points))
@@ -195,10 +182,9 @@ def thin(points: list[Point]) -> list[Point]:
     """At most `MOST_POINTS` points: the ends, and the lowest and highest value of each stretch, which keeps every spike."""
     if len(points) <= MOST_POINTS:
         return points
-    stretches = (MOST_POINTS - 2) // 2
+    size = math.ceil(2 * len(points) / (MOST_POINTS - 2))
     kept = {points[0], points[-1]}
-    for index in range(stretches):
-        stretch = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
-        kept.add(min(stretch, key=lambda point: point[1]))
-        kept.add(max(stretch, key=lambda point: point[1]))
+    for start in range(0, len(points), size):
+        stretch = points[start : start + size]
+        kept |= {min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))}
     return sorted(kept)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from stepjepa.evaluation.predictions import (
 )
 from stepjepa.evaluation.statistics import Interval, conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.report.reading import Reader, ReportedRun, number, table
+from stepjepa.report.reading import PREDICTIONS, Reader, ReportedRun, number, table
 from stepjepa.utils.files import Record
 from stepjepa.utils.text import written
 
@@ -184,8 +184,8 @@ def prediction_sets(runs: Sequence[ReportedRun], most: int, reader: Reader) -> l
     for name in evaluation_names(runs):
         answers: dict[str, list[Prediction]] = {}
         for run in runs:
-            file = run.evaluations[name].predictions if name in run.evaluations else None
-            if file is not None:
+            file = run.evaluations[name].answers if name in run.evaluations else None
+            if file is not None and file.name == PREDICTIONS:
                 try:
                     answers[run.label] = read_predictions(file)
                 except StepJepaError as error:
@@ -236,13 +236,12 @@ def _answer(prediction: Prediction) -> dict[str, str]:
 
 def chosen(letters: Sequence[str], most: int) -> list[int]:
     """Positions of at most `most` questions, taken in turn from the patterns of right and wrong."""
-    places = defaultdict[tuple[str, ...], list[int]](list)
-    for place, pattern in enumerate(zip(*letters, strict=True)):
-        places[pattern].append(place)
+    taken = Counter[tuple[str, ...]]()
     turns = []
-    for group in places.values():
-        turns += [(turn, group[0], place) for turn, place in enumerate(group)]
-    return sorted(place for _, _, place in sorted(turns)[:most])
+    for place, pattern in enumerate(zip(*letters, strict=True)):
+        turns.append((taken[pattern], place))
+        taken[pattern] += 1
+    return sorted(place for _, place in sorted(turns)[:most])
 
 
 def cut(text: str, longest: int = _LONGEST) -> str:

@@ -15,12 +15,13 @@ from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError
 from stepjepa.evaluation.metrics.base import NLL
 from stepjepa.study.folder import STATE
-from stepjepa.study.results import table_cells, table_title
+from stepjepa.study.results import table_cells, table_title, verdict_lines
 from stepjepa.training.run_folder import METRICS, RunFolder
 from stepjepa.utils.files import Record, digest, model_parts, parse_object
 from stepjepa.utils.text import labels_of
 
 _RUN_FILES = ("run.json", METRICS, "data_report.json", "trainer_state.json")
+PREDICTIONS = "predictions.jsonl"
 T = TypeVar("T")
 
 
@@ -73,20 +74,13 @@ class StoredEvaluation:
 
     Attributes:
         result: content of ``metrics.json``.
-        predictions: the file of answers; None if there is none.
-        likelihoods: the file of the reference answers' likelihoods; None if there is none.
+        answers: the file of answers, else that of the reference answers' likelihoods; None if there is neither.
         stale: whether the model in the folder has changed since the evaluation.
     """
 
     result: Record
-    predictions: Path | None
-    likelihoods: Path | None
+    answers: Path | None
     stale: bool
-
-    @property
-    def answers(self) -> Path | None:
-        """The file by which models are compared; None if there is none."""
-        return self.predictions or self.likelihoods
 
 
 @dataclass
@@ -233,9 +227,9 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
         if other_model:
             reader.stale.append(f"{path}: belongs to {other_model}; evaluate the current model")
             name = f"{name} (stale)"
-        files = [path / "predictions.jsonl", path / f"{NLL}.jsonl"]
-        predictions, likelihoods = (file if file.is_file() else None for file in files)
-        yield name, StoredEvaluation(result, predictions, likelihoods, bool(other_model))
+        files = (path / PREDICTIONS, path / f"{NLL}.jsonl")
+        answers = next((file for file in files if file.is_file()), None)
+        yield name, StoredEvaluation(result, answers, bool(other_model))
 
 
 def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
@@ -271,23 +265,11 @@ def _study(folder: Path, reader: Reader) -> ReportedStudy:
 
 def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
     """Add the content of ``table.json`` to a study."""
-    verdicts: list[str] = []
-    for line in map(str, result["verdicts"]):
-        # An indented line continues the verdict on the metric above.
-        if line.startswith(" ") and verdicts:
-            verdicts[-1] += f"\n{line}"
-        else:
-            verdicts.append(line)
+    verdicts = ["\n".join(verdict_lines(record)) for record in result["tables"]]
     tables = {table_title(record): table_cells(record) for record in result["tables"]}
     missing = [f"{run['run']}: {run['error'] or run['status']}" for run in result["missing"]]
-    study.title = str(result.get("title", ""))
-    study.verdicts = verdicts
-    study.tables = tables
-    study.notes = [
-        *map(str, result.get("choices", ())),
-        *missing,
-        *map(str, result.get("notes", ())),
-    ]
+    study.title, study.verdicts, study.tables = result["title"], verdicts, tables
+    study.notes = [*result.get("choices", ()), *missing, *result.get("notes", ())]
 
 
 def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:

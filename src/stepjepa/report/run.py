@@ -8,7 +8,7 @@ the page's own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,18 +17,12 @@ import jinja2
 from markupsafe import Markup
 
 from stepjepa.config.option import Names, check_fields, option, options_of
-from stepjepa.config.parser import build
-from stepjepa.config.spellings import by_our_names
+from stepjepa.config.spellings import checked_options
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, logged_collapse
-from stepjepa.report.charts import (
-    FRAME,
-    history_points,
-    make_charts,
-    quantities,
-)
+from stepjepa.report.charts import FRAME, make_charts
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import (
     Found,
@@ -48,10 +42,6 @@ if TYPE_CHECKING:
 
     from stepjepa.keywords import ReportKeywords
 
-# More lines in a chart cannot be told apart.
-_MOST_ARMS = 8
-# Diagnostics of collapse in a log.
-_SIGNS = ("target_std", "effective_rank", "num_pairs")
 _VERSIONS = (
     "stepjepa",
     "torch",
@@ -133,7 +123,7 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
     Examples:
         >>> report(folders=["runs/regular", "runs/step"], output_file="report.html").answer
     """
-    (asked,) = build((ReportOptions,), by_our_names(options, ReportOptions))
+    asked = checked_options(ReportOptions, options)
     check_fields(asked)
     if not asked.folders:
         raise ConfigError("no folder given; write: stepjepa report RUN_OR_STUDY")
@@ -141,8 +131,6 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
     output = (
         Path(asked.output_file).expanduser() if asked.output_file else folders[0] / "report.html"
     )
-    if output.is_dir():
-        raise ConfigError(f"{output}: is a folder; give a file")
     if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
@@ -181,8 +169,7 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
     """The HTML of the page, in ASCII, and the paragraphs that state the conclusion."""
     runs, study, reader = reported.runs, reported.study, reported.reader
     overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
-    groups = dict(list(overview.groups.items())[:_MOST_ARMS])
-    drawn = list(make_charts(groups, quantities(runs)))
+    drawn = list(make_charts(overview.groups))
     paired = list(paired_rows(overview.shown))
     answer = [row.headline for row in paired if row.headline]
     if study is not None and (len(overview.seeds) > 1 or not answer):
@@ -190,7 +177,7 @@ def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[
         answer = study.verdicts
     predictions = prediction_sets(overview.shown, max_predictions, reader)
 
-    readouts = {chart.key: chart.readout() for chart in drawn}
+    readouts = {chart.key: list(map(asdict, chart.lines)) for chart in drawn}
     style, script = base_style() + series_rules() + _part("report.css"), _part("report.js")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -249,13 +236,6 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
     for run in runs:
         if run.history:
             groups.setdefault(run.arm, []).append(run)
-    note = (
-        "Each line is the mean over the seeds of an arm, at the steps that all seeds have logged."
-    )
-    if len(groups) > _MOST_ARMS:
-        note += (
-            f" Left out, so that lines can be told apart: {', '.join(list(groups)[_MOST_ARMS:])}."
-        )
     scored = sum(run.scored for run in runs)
     evaluated = [run for run in runs if run.evaluations and run.settings.get("seed") in seeds[:1]]
     first = next((run.record for run in runs if run.record), {})
@@ -267,7 +247,7 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         groups=groups,
         # These runs have the same seed, so each is identified by its arm.
         shown=[replace(run, label=run.arm) for run in evaluated],
-        note=note,
+        note="Each line is the mean over the seeds of an arm, at the steps that all seeds have logged.",
         counts=f"{scored} of {counted(len(runs), 'run')} scored",
         seeds=seeds,
     )
@@ -277,11 +257,9 @@ def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, 
     """For every line of the charts with logged targets: name, verdict, diagnostics at the end of the log, and whether they
     amount to collapse."""
     for name, (run, *_) in groups.items():
-        last = {}
-        for key in _SIGNS:
-            points = history_points(run.history, key)
-            if points:
-                last[key] = points[-1][1]
+        last = {
+            key: value for entry in run.history for key, value in entry.items() if value is not None
+        }
         if "effective_rank" not in last and "target_std" not in last:
             continue
         if control_of(run) == "random":
@@ -339,12 +317,8 @@ def _versions(record: Mapping[str, Any]) -> Record:
 
 def plain(value: object) -> str:
     """The text of a value in a cell; empty for None."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, float):
-        return f"{value:g}"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={plain(item)}" for name, item in value.items())
-    return ", ".join(map(plain, value)) if isinstance(value, list) else str(value)
+        value = [f"{name}={plain(item)}" for name, item in value.items()]
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return "" if value is None else str(value)

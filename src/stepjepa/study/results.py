@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
-from stepjepa.evaluation.statistics import CONFIDENCE, share
+from stepjepa.evaluation.statistics import CONFIDENCE, ArmVerdict, share
 from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, Solved, compare_arms
 from stepjepa.study.records import Item, RunRecord, State, record_of
 from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
-from stepjepa.utils.files import Record, json_bytes, write_whole
+from stepjepa.utils.files import Record, json_bytes, write_json, write_whole
 from stepjepa.utils.text import counted, scaled, written
 
 # Kind of comparison -> the titles of its column and of the column with its corrected p-value.
@@ -97,10 +97,8 @@ def table_title(record: Mapping[str, Any]) -> str:
     return f"{block}{record['metric']} ({direction} is better)"
 
 
-def p_text(p: float | None) -> str:
-    """A p-value with three decimals; "<0.001" if it is smaller, "-" for None."""
-    if p is None:
-        return "-"
+def p_text(p: float) -> str:
+    """A p-value with three decimals; "<0.001" if it is smaller."""
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
@@ -132,11 +130,7 @@ def _examples_cell(solved: Mapping[str, Any]) -> str:
 
 
 def _verdict_cell(arm: Mapping[str, Any]) -> str:
-    verdict = arm["verdict"]
-    if verdict is None:
-        return str(arm["role"])
-    reasons = "; ".join(verdict["reasons"])
-    return f"{verdict['label']}: {reasons}" if reasons else str(verdict["label"])
+    return str(ArmVerdict(**arm["verdict"]) if arm["verdict"] else arm["role"])
 
 
 def study_tables(study: Study, records: Sequence[RunRecord]) -> Tables:
@@ -237,9 +231,7 @@ def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterat
                 metrics,
                 flops={record.seed: record.flops for record in records if record.flops},
                 seconds={
-                    record.seed: record.train_seconds
-                    for record in records
-                    if record.train_seconds is not None
+                    record.seed: record.train_seconds for record in records if record.train_seconds
                 },
             )
             if not variant:
@@ -272,22 +264,19 @@ def write_results(
     result: Record = {
         "title": study.title,
         "shows": study.shows,
-        "verdicts": list(_verdict_lines(shown)),
+        "verdicts": [line for table in shown for line in verdict_lines(table)],
         "tables": shown,
         "choices": [line for block in study.blocks for line in _choice_lines(block, state)],
         "missing": [asdict(record) for record in records if record.status != "finished"],
         "notes": [*study.notes, *notes],
     }
-    files = {
-        "results.jsonl": b"".join(json_bytes(asdict(record)) + b"\n" for record in records),
-        "table.json": json_bytes(result, indent=1) + b"\n",
-    }
-    for name, content in files.items():
-        write_whole(study.output_dir / name, [content])
+    written_records = (json_bytes(asdict(record)) + b"\n" for record in records)
+    write_whole(study.output_dir / "results.jsonl", written_records)
+    write_json(study.output_dir / "table.json", result, indent=1)
     lines = [*result["verdicts"]]
     if missing:
         lines += ["missing runs:", *(f"  {line}" for line in missing)]
-    return tables, [*lines, "", f"written to {study.output_dir}: {', '.join(files)}"]
+    return tables, [*lines, "", f"written to {study.output_dir}: results.jsonl, table.json"]
 
 
 def _choice_lines(block: Block, state: State) -> Iterator[str]:
@@ -302,22 +291,21 @@ def _choice_lines(block: Block, state: State) -> Iterator[str]:
             )
 
 
-def _verdict_lines(tables: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """The verdict on every arm, with the differences behind it."""
-    for table in tables:
-        yield f"{table_title(table)}, against {table['baseline']}:"
-        for arm in table["arms"]:
-            if arm["verdict"] is None:
+def verdict_lines(table: Mapping[str, Any]) -> Iterator[str]:
+    """The verdict on every arm of a table in the form of `Table.record`, with the differences behind it."""
+    yield f"{table_title(table)}, against {table['baseline']}:"
+    for arm in table["arms"]:
+        if arm["verdict"] is None:
+            continue
+        yield f"  {arm['name']}: {_verdict_cell(arm)}"
+        for kind in ("examples", "compute"):
+            comparison = arm[kind]
+            if comparison is None or comparison["result"]["mean"] is None:
                 continue
-            yield f"  {arm['name']}: {_verdict_cell(arm)}"
-            for kind in ("examples", "compute"):
-                comparison = arm[kind]
-                if comparison is None or comparison["result"]["mean"] is None:
-                    continue
-                p = comparison["holm_p"]
-                corrected = "" if p is None else f", p = {p_text(p)} (Holm)"
-                seeds = f"n = {comparison['result']['n']} seeds"
-                yield f"    at equal {kind}: {_difference_cell(comparison)}{corrected}, {seeds}"
+            p = comparison["holm_p"]
+            corrected = "" if p is None else f", p = {p_text(p)} (Holm)"
+            seeds = f"n = {comparison['result']['n']} seeds"
+            yield f"    at equal {kind}: {_difference_cell(comparison)}{corrected}, {seeds}"
 
 
 def missing_lines(study: Study, state: State, items: Sequence[Item]) -> list[str]:
