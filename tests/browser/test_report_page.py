@@ -32,7 +32,7 @@ def pages(tmp_path_factory, pair):
     several = [*write_pair(folder, "rw" * 30, "rrww" * 15), write_run(folder / "third", "llm_jepa", lbd=2)]
     write_evaluation(several[2], "wwwr" * 15)
     (folder / "begun").mkdir()
-    (folder / "begun" / "run.json").write_text("{}")
+    (folder / "begun" / "run.json").write_text('{"settings": {}}')
     made(*several)
     for place in (write_study(folder / "study", answers=True), write_study(folder / "old"), folder / "begun"):
         made(place)

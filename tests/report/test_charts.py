@@ -17,8 +17,8 @@ from stepjepa.report.charts import (
 
 def test_points_are_finite_and_in_order():
     history = [
-        {"step": 2, "lm_loss": 1.5}, {"step": 1, "lm_loss": 2}, {"step": 3, "lm_loss": float("nan")}, {"lm_loss": 4.0},
-        {"step": 4, "lm_loss": "x"}, {"step": 5, "lm_loss": None}, {"step": 6}, {"step": 2, "lm_loss": 1.25},
+        {"step": 2, "lm_loss": 1.5}, {"step": 1, "lm_loss": 2}, {"step": 3, "lm_loss": float("nan")},
+        {"step": 5, "lm_loss": None}, {"step": 6}, {"step": 2, "lm_loss": 1.25},
     ]  # fmt: skip
     assert history_points(history, "lm_loss") == [(1, 2), (2, 1.25)]
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepjepa.report.charts import mean_points
 from stepjepa.report.comparison import chosen, cut
-from stepjepa.report.reading import read_folders
+from stepjepa.report.reading import Reader as FileReader
 from stepjepa.report.run import report_page
 from support.pages import Reader
 from support.reports import page_data, study_record, write, write_evaluation, write_pair, write_run, write_study
@@ -19,7 +19,7 @@ HOSTILE = (
 
 
 def page_of(*folders, most=200):
-    return report_page(read_folders(list(folders)), most)[0]
+    return report_page(list(folders), FileReader(), most)[0]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepjepa.inspect.figure import series_style
 from stepjepa.modeling.card import NO_RESULT
-from stepjepa.report.reading import ReportedRun, number
+from stepjepa.report.reading import ReportedRun
 
 # The rectangle of a chart's lines; the rest is for the tick labels and the title of the axis.
 LEFT, RIGHT, TOP, BOTTOM = 58, 418, 12, 226
@@ -91,9 +91,9 @@ def history_points(history: Iterable[Mapping[str, Any]], key: str) -> list[Point
     """(step, value) of a key in a log, sorted by step, with the last finite value of every step."""
     points = {}
     for entry in history:
-        step, value = number(entry, "step"), number(entry, key)
-        if step is not None and value is not None:
-            points[step] = value
+        value = entry.get(key)
+        if isinstance(value, (int, float)) and math.isfinite(value):
+            points[entry["step"]] = value
     return sorted(points.items())
 
 

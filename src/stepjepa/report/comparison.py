@@ -16,7 +16,7 @@ from stepjepa.evaluation.predictions import (
 )
 from stepjepa.evaluation.statistics import Interval, conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.report.reading import PREDICTIONS, Reader, ReportedRun, number, table
+from stepjepa.report.reading import PREDICTIONS, Reader, ReportedRun
 from stepjepa.utils.files import Record
 from stepjepa.utils.text import written
 
@@ -34,11 +34,11 @@ def accuracy_rows(runs: Sequence[ReportedRun]) -> Iterator[list[str]]:
             run.label: run.evaluations[name].result for run in runs if name in run.evaluations
         }
         metrics = dict.fromkeys(
-            metric for result in results.values() for metric in table(result, "metrics")
+            metric for result in results.values() for metric in result["metrics"]
         )
         for metric in metrics:
             for label, result in results.items():
-                summary = table(result, "metrics", metric)
+                summary = result["metrics"].get(metric)
                 if summary:
                     yield [name, metric, label, *_accuracy_cells(summary, result)]
 
@@ -50,23 +50,22 @@ def evaluation_names(runs: Sequence[ReportedRun]) -> list[str]:
 
 def _accuracy_cells(summary: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     n = summary.get("n")
-    interval = Interval(*(number(summary, key) for key in ("value", "low", "high")))
+    interval = Interval(*(summary.get(key) for key in ("value", "low", "high")))
     value = _in_words(interval)
     of = f"mean of {n} answers"
     # A likelihood is averaged over all tokens, but its interval belongs to the mean over rows.
     if "perplexity" in summary:
         value = written(interval.value, ".4f")
-        row_mean = interval._replace(value=number(summary, "row_mean"))
+        row_mean = interval._replace(value=summary.get("row_mean"))
         of = f"nats per token; mean of {n} rows {_in_words(row_mean)}"
     if summary.get("kind") == "accuracy":
         value = interval.percent()
         of = f"{summary.get('correct')} of {n} right"
 
-    stop = table(result, "generation", "did_not_stop")
-    did_not_stop = f"{stop.get('count')} of {stop.get('n')}" if stop else "-"
-    reasons = table(result, "rows", "skipped")
-    skipped = sum(number(reasons, reason) or 0 for reason in reasons)
-    return [value, of, did_not_stop, f"{skipped:g}"]
+    stop = result.get("generation", {}).get("did_not_stop")
+    did_not_stop = f"{stop['count']} of {stop['n']}" if stop else "-"
+    skipped = result.get("rows", {}).get("skipped", {})
+    return [value, of, did_not_stop, str(sum(skipped.values()))]
 
 
 def _in_words(interval: Interval, sign: str = "", unit: str = "") -> str:

@@ -5,39 +5,21 @@ Old and unfinished folders lack some files. A broken file does not stop the repo
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from stepjepa.data.report import DataReport
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, said
 from stepjepa.evaluation.metrics.base import NLL
 from stepjepa.study.folder import STATE
 from stepjepa.study.results import table_cells, table_title, verdict_lines
 from stepjepa.training.run_folder import METRICS, RunFolder
-from stepjepa.utils.files import Record, digest, model_parts, parse_object
+from stepjepa.utils.files import Record, digest, model_parts, read_json
 from stepjepa.utils.text import labels_of
 
-_RUN_FILES = ("run.json", METRICS, "data_report.json", "trainer_state.json")
 PREDICTIONS = "predictions.jsonl"
-T = TypeVar("T")
-
-
-def table(value: object, *keys: str) -> Record:
-    """The object at a path of keys; empty if it is missing, or is not an object."""
-    for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else {}
-
-
-def number(record: Mapping[str, Any], key: str) -> float | None:
-    """The finite number under a key; None for anything else."""
-    value = record.get(key)
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return value
-    return None
 
 
 class Reader:
@@ -52,20 +34,15 @@ class Reader:
         self.problems: list[str] = []
         self.stale: list[str] = []
 
-    def read(self, path: Path, parse: Callable[[bytes], T]) -> T | None:
-        """The parsed content of a file; None if it does not exist or cannot be parsed."""
-        try:
-            return parse(path.read_bytes())
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except (OSError, ConfigError, KeyError, TypeError, ValueError, AttributeError) as error:
-            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-            self.problems.append(f"{path}: cannot be read ({reason})")
-            return None
-
     def object(self, path: Path) -> Record:
         """The object in a JSON file; empty if it does not exist or cannot be parsed."""
-        return self.read(path, parse_object) or {}
+        try:
+            return read_json(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        except (OSError, ValueError) as error:
+            self.problems.append(f"{path}: cannot be read ({said(error)})")
+            return {}
 
 
 @dataclass
@@ -101,13 +78,13 @@ class ReportedRun:
 
     label: str
     path: Path
-    record: Record = field(default_factory=dict)
-    settings: Record = field(default_factory=dict)
-    data: list[str] = field(default_factory=list)
-    metrics: Record = field(default_factory=dict)
-    history: list[Record] = field(default_factory=list)
-    unfinished: bool = True
-    evaluations: dict[str, StoredEvaluation] = field(default_factory=dict)
+    record: Record
+    settings: Record
+    data: list[str]
+    metrics: Record
+    history: list[Record]
+    unfinished: bool
+    evaluations: dict[str, StoredEvaluation]
     trained: Record = field(default_factory=dict)
     scored: bool = False
 
@@ -129,51 +106,40 @@ class ReportedStudy:
     """
 
     path: Path
-    title: str = ""
-    verdicts: list[str] = field(default_factory=list)
-    tables: dict[str, dict[str, list[str]]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    code: Record = field(default_factory=dict)
-    arms: dict[str, Record] = field(default_factory=dict)
+    title: str
+    verdicts: list[str]
+    tables: dict[str, dict[str, list[str]]]
+    notes: list[str]
+    code: Record
+    arms: dict[str, Record]
 
 
-@dataclass
-class Found:
-    """The content of a report: runs, or a study and its runs, whose labels are their folders under ``runs/``."""
-
-    runs: list[ReportedRun]
-    study: ReportedStudy | None
-    reader: Reader
-
-
-def read_folders(names: Sequence[Path]) -> Found:
-    """Read the folders of several runs, or of one study.
+def read_folders(
+    names: Sequence[Path], reader: Reader
+) -> tuple[list[ReportedRun], ReportedStudy | None]:
+    """Read the folders of several runs, or of one study, whose runs are labelled by their folders under ``runs/``.
 
     Raises:
         ConfigError: a folder is missing, or contains neither a run nor a study.
     """
-    reader = Reader()
     for folder in names:
         if not folder.is_dir():
-            why = "is a file; give the folder of a run" if folder.exists() else "no such folder"
-            raise ConfigError(f"{folder}: {why}")
+            raise ConfigError(f"{folder}: no such folder")
         if (folder / STATE).is_file():
             if len(names) > 1:
                 raise ConfigError(
                     f"{folder}: is a study, which needs a report of its own; give one study, or several runs"
                 )
-            return Found(list(_study_runs(folder / "runs", reader)), _study(folder, reader), reader)
-        is_run = any((folder / name).is_file() for name in _RUN_FILES) or any(
-            folder.glob("evaluation-*/")
-        )
-        if not is_run and not _checkpoint_logs(folder):
-            files = ", ".join(_RUN_FILES)
-            raise ConfigError(
-                f"{folder}: is not the folder of a run or a study (it contains none of {files}, {STATE})"
-            )
+            return list(_study_runs(folder / "runs", reader)), _study(folder, reader)
     labels = labels_of(list(map(str, names)))
     runs = [_run(label, folder, reader) for label, folder in zip(labels, names, strict=True)]
-    return Found(runs, None, reader)
+    for run in runs:
+        if not (run.record or run.history or run.evaluations):
+            raise ConfigError(
+                f"{run.path}: is not the folder of a run or a study (it has no run.json, {METRICS}, evaluation or {STATE} "
+                "that can be read)"
+            )
+    return runs, None
 
 
 def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
@@ -187,12 +153,9 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
         label,
         folder,
         record,
-        settings=table(record, "settings"),
-        data=reader.read(
-            folder / "data_report.json", lambda content: data_lines(parse_object(content))
-        )
-        or [],
-        metrics=table(ended, "metrics"),
+        settings=record.get("settings", {}),
+        data=data_lines(reader.object(folder / "data_report.json")),
+        metrics=ended.get("metrics", {}),
         history=history,
         unfinished=unfinished,
         evaluations=dict(_evaluations(folder, reader)),
@@ -250,34 +213,30 @@ def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
 
 
 def _study(folder: Path, reader: Reader) -> ReportedStudy:
-    study = ReportedStudy(folder)
-    state = reader.object(folder / STATE)
-    study.code = table(state, "identity", "code")
-    blocks = table(state, "identity", "blocks")
-    for block, about in blocks.items():
-        arms = table(about, "arms")
-        for arm, settings in arms.items():
-            name = f"{block}/{arm}" if block else arm
-            study.arms[name] = table(settings)
-    reader.read(folder / "table.json", lambda content: _add_tables(study, parse_object(content)))
-    return study
-
-
-def _add_tables(study: ReportedStudy, result: Mapping[str, Any]) -> None:
-    """Add the content of ``table.json`` to a study."""
-    verdicts = ["\n".join(verdict_lines(record)) for record in result["tables"]]
-    tables = {table_title(record): table_cells(record) for record in result["tables"]}
-    missing = [f"{run['run']}: {run['error'] or run['status']}" for run in result["missing"]]
-    study.title, study.verdicts, study.tables = result["title"], verdicts, tables
-    study.notes = [*result.get("choices", ()), *missing, *result.get("notes", ())]
+    identity = reader.object(folder / STATE).get("identity", {})
+    arms = {}
+    for block, about in identity.get("blocks", {}).items():
+        for arm, settings in about["arms"].items():
+            arms[f"{block}/{arm}" if block else arm] = settings
+    result = reader.object(folder / "table.json")
+    tables, failed = result.get("tables", []), result.get("missing", [])
+    missing = [f"{run['run']}: {run['error'] or run['status']}" for run in failed]
+    return ReportedStudy(
+        folder,
+        result.get("title", ""),
+        verdicts=["\n".join(verdict_lines(record)) for record in tables],
+        tables={table_title(record): table_cells(record) for record in tables},
+        notes=[*result.get("choices", []), *missing, *result.get("notes", [])],
+        code=identity.get("code", {}),
+        arms=arms,
+    )
 
 
 def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
     for plan in sorted(folder.rglob("plan.json")):
         path = plan.parent
         label = path.relative_to(folder).as_posix()
-        model = path / "model"
-        run = _run(label, model, reader) if model.is_dir() else ReportedRun(label, model)
+        run = _run(label, path / "model", reader)
         run.evaluations |= dict(_evaluations(path, reader))
         run.trained = reader.object(path / "trained.json")
         run.scored = (path / "scored-test.json").is_file()

@@ -24,14 +24,7 @@ from stepjepa.inspect.html import base_style, page_policy, script_json, write_pa
 from stepjepa.modeling.card import collapse_words, logged_collapse
 from stepjepa.report.charts import FRAME, make_charts
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
-from stepjepa.report.reading import (
-    Found,
-    ReportedRun,
-    ReportedStudy,
-    number,
-    read_folders,
-    table,
-)
+from stepjepa.report.reading import Reader, ReportedRun, ReportedStudy, read_folders
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.files import Record
 from stepjepa.utils.text import clock, counted, scaled, written
@@ -134,10 +127,16 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
     if output.exists() and not asked.overwrite:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
-    reported = read_folders(folders)
-    page, answer = report_page(reported, asked.max_predictions)
+    reader = Reader()
+    try:
+        page, answer = report_page(folders, reader, asked.max_predictions)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{asked.folders[0]}: a JSON file of these folders has another form than stepjepa writes "
+            f"({type(error).__name__}); set STEPJEPA_TRACEBACK=1 to see where it is read"
+        ) from error
     write_page(page, output)
-    return ReportResult(output, len(page), answer, reported.reader.problems, reported.reader.stale)
+    return ReportResult(output, len(page), answer, reader.problems, reader.stale)
 
 
 # The page
@@ -165,9 +164,11 @@ class Overview:
     seeds: list[int] = field(default_factory=list)
 
 
-def report_page(reported: Found, max_predictions: int = 200) -> tuple[str, list[str]]:
+def report_page(
+    folders: Sequence[Path], reader: Reader, max_predictions: int = 200
+) -> tuple[str, list[str]]:
     """The HTML of the page, in ASCII, and the paragraphs that state the conclusion."""
-    runs, study, reader = reported.runs, reported.study, reported.reader
+    runs, study = read_folders(folders, reader)
     overview = _overview_of_runs(runs) if study is None else _overview_of_study(study, runs)
     drawn = list(make_charts(overview.groups))
     paired = list(paired_rows(overview.shown))
@@ -229,9 +230,7 @@ def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:
 
 def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Overview:
     """Curves are means over the seeds of an arm; answers are those of the first seed."""
-    seeds = sorted(
-        {int(seed) for run in runs if (seed := number(run.settings, "seed")) is not None}
-    )
+    seeds = sorted({run.settings["seed"] for run in runs if "seed" in run.settings})
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         if run.history:
@@ -271,14 +270,14 @@ def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, 
 
 def _cost(run: ReportedRun) -> list[str]:
     """The row of a run: name, steps, training time, examples per second, FLOPs."""
-    steps = [step for entry in run.history if (step := number(entry, "step")) is not None]
-    seconds = number(run.metrics, "train_runtime") or number(run.trained, "train_seconds")
-    flops = number(run.metrics, "total_flos") or number(run.trained, "flops")
+    steps = [entry["step"] for entry in run.history]
+    seconds = run.metrics.get("train_runtime") or run.trained.get("train_seconds")
+    flops = run.metrics.get("total_flos") or run.trained.get("flops")
     return [
         run.label,
         f"{max(steps):,.0f}" if steps else "-",
         "-" if seconds is None else clock(seconds),
-        written(number(run.metrics, "train_samples_per_second"), ".3g"),
+        written(run.metrics.get("train_samples_per_second"), ".3g"),
         scaled(flops),
     ]
 
@@ -312,7 +311,8 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
 
 def _versions(record: Mapping[str, Any]) -> Record:
     """The versions, machine, date and command of a run."""
-    return {name: record.get(name) for name in (*_VERSIONS, *_OWN)} | table(record, "machine")
+    versions = {name: record.get(name) for name in (*_VERSIONS, *_OWN)}
+    return versions | record.get("machine", {})
 
 
 def plain(value: object) -> str:
