@@ -33,7 +33,7 @@ def test_the_numbers_are_those_of_the_states(model, monkeypatch):
         geometry, "measure_states", lambda *views, **how: measured.append(views) or measure(*views, **how)
     )
     wanted = {"answer_nll": {}, **dict.fromkeys(GEOMETRY, STEPS)}
-    found = score_model(model, RowSource(model / "test.jsonl"), wanted, Scoring(max_new_tokens=2), {}).values
+    found = score_model(model, RowSource(model / "test.jsonl"), wanted, Scoring(max_new_tokens=2), {})[0]
     assert list(found) == list(wanted) and all(np.isfinite(value) for value in found.values())
     ((source, target),) = measured
     numbers = measure(source, target)  # themselves compared with NumPy; here: the views, the rows, the unit
@@ -51,5 +51,5 @@ def test_the_numbers_are_those_of_the_states(model, monkeypatch):
 def test_too_few_pairs_for_a_map_give_no_number(model, rows, none):
     """Below ten pairs there is no map; one through every row has no fitted error."""
     metrics = dict.fromkeys(("map_r2", "map_fitted_error", "retrieval_mrr"), {"objective": "llm_jepa"})
-    found = score_model(model, RowSource(model / "test.jsonl"), metrics, Scoring(max_examples=rows), {}).values
+    found = score_model(model, RowSource(model / "test.jsonl"), metrics, Scoring(max_examples=rows), {})[0]
     assert {name for name, value in found.items() if value is None} == none and 0 < found["retrieval_mrr"] <= 1

@@ -99,7 +99,7 @@ def test_a_model_scored_again_has_the_numbers_of_its_record(results):
     folder, _, _ = results
     model, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
     metrics = {"answer_nll": {}, "exact": {}, "prefix": {"reference_column": "ground_truth"}}
-    found = score_model(model, RowSource(test), metrics, Scoring(batch_size=4, max_new_tokens=4), {}).values
+    found = score_model(model, RowSource(test), metrics, Scoring(batch_size=4, max_new_tokens=4), {})[0]
     assert list(found) == list(metrics) and found["exact"] == 0.0
     assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
 

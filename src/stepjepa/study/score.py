@@ -6,21 +6,20 @@ final norm, without predictor tokens, which most exported models do not have.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.sources import RowSource
-from stepjepa.errors import DataError, explaining
-from stepjepa.study.folder import StudyRunFolder, read_record, write_record
+from stepjepa.errors import explaining
+from stepjepa.study.folder import StudyRunFolder, write_record
 from stepjepa.study.spec import Scoring, Values
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.files import Record, write_json, write_whole
+from stepjepa.utils.files import Record, read_json, write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
@@ -41,34 +40,19 @@ GEOMETRY = {
 }
 
 
-@dataclass
-class Scores:
-    """The scores of a model on some rows.
+def write_answers(answered: Sequence[EvaluationResult], folder: Path) -> None:
+    """Write the answers in the file format of stepjepa evaluate, so that a report can show them."""
+    from stepjepa.generation.output import json_line
 
-    Attributes:
-        values: the value of every metric; None if it is not finite.
-        answered: evaluations of answers; the first one has the metrics without options.
-    """
-
-    values: dict[str, float | None]
-    answered: list[EvaluationResult]
-
-    def write(self, folder: Path) -> None:
-        """Write the answers in the file format of stepjepa evaluate, so that a report can show them."""
-        from stepjepa.evaluation.predictions import record_lines
-
-        metrics: dict[str, Record] = {}
-        for result in self.answered:
-            metrics |= result.metrics
-        first = self.answered[0]
-        folder.mkdir(parents=True, exist_ok=True)
-        predictions = folder / "predictions.jsonl"
-        write_whole(
-            predictions,
-            record_lines(predictions, (prediction.record() for prediction in first.predictions)),
-        )
-        record = {"metrics": metrics, "generation": first.generation, "identity": {}}
-        write_json(folder / "metrics.json", record, indent=1)
+    metrics: dict[str, Record] = {}
+    for result in answered:
+        metrics |= result.metrics
+    first = answered[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = (json_line(prediction.record()) for prediction in first.predictions)
+    write_whole(folder / "predictions.jsonl", lines)
+    record = {"metrics": metrics, "generation": first.generation, "identity": {}}
+    write_json(folder / "metrics.json", record, indent=1)
 
 
 def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
@@ -78,9 +62,7 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
         DataError: the folder has no plan.
         ConfigError: see `score_model`.
     """
-    plan = read_record(folder.plan)
-    if plan is None:
-        raise DataError(f"{folder.plan}: the run has no plan")
+    plan = read_json(folder.plan)
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
@@ -91,15 +73,15 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
             f"evaluate: {{{_NAME.batch_size}: ...}} in the study", "start the study again"
         ):
             scoring = Scoring(**plan["evaluation"])
-            scores = score_model(folder.model, rows, plan["metrics"], scoring, plan["chat"])
-        if split == "test" and scores.answered and scores.answered[0].predictions:
-            scores.write(folder.path / ANSWERS)
+            values, answered = score_model(
+                folder.model, rows, plan["metrics"], scoring, plan["chat"]
+            )
+        if split == "test" and answered and answered[0].predictions:
+            write_answers(answered, folder.path / ANSWERS)
         write_record(
-            folder.record(split), {"metrics": scores.values, "seconds": time.perf_counter() - begin}
+            folder.record(split), {"metrics": values, "seconds": time.perf_counter() - begin}
         )
-        print_text(
-            "  ".join([split, *(f"{name} {value}" for name, value in scores.values.items())])
-        )
+        print_text("  ".join([split, *(f"{name} {value}" for name, value in values.items())]))
 
 
 def score_model(
@@ -108,8 +90,9 @@ def score_model(
     metrics: Mapping[str, Values],
     scoring: Scoring,
     chat: Values,
-) -> Scores:
-    """The value of every metric on some rows, with greedy decoding and the metrics of ``stepjepa evaluate``.
+) -> tuple[dict[str, float | None], list[EvaluationResult]]:
+    """The value of every metric on some rows, and the evaluations of answers, the first of which has the metrics without
+    options. Decoding is greedy.
 
     Args:
         model_folder: the output of training, a model or an adapter.
@@ -162,11 +145,7 @@ def score_model(
         )
         values |= {name: result.value(name) for name in names}
         answers.append(result)
-    finite = {}
-    for name in metrics:
-        value = values[name]
-        finite[name] = value if value is not None and math.isfinite(value) else None
-    return Scores(finite, answers)
+    return {name: values[name] for name in metrics}, answers
 
 
 def _geometry(

@@ -19,7 +19,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM
@@ -264,16 +264,6 @@ def _main(argv: list[str]) -> int:
 # Executors
 
 
-class Executor(Protocol):
-    """Runs the stages of runs. Each call comes from its own thread."""
-
-    def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
-        """Carry out the stages of a run and wait for them; return why one failed, or None if all are done."""
-
-    def stop(self) -> None:
-        """Stop the active runs; SLURM jobs, queued or running, continue."""
-
-
 def executor_of(study: Study) -> Executor:
     """The executor of a study.
 
@@ -301,7 +291,10 @@ class Processes:
         self._environment = {"OMP_NUM_THREADS": threads}
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
-        """See `Executor`."""
+        """Carry out the stages of a run and wait for them; return why one failed, or None if all are done.
+
+        Each call comes from its own thread.
+        """
         device = self._devices.get()
         environment = dict(self._environment)
         if device is not None:
@@ -312,7 +305,7 @@ class Processes:
             self._devices.put(device)
 
     def stop(self) -> None:
-        """See `Executor`."""
+        """Stop the active runs."""
         kill_all()
 
 
@@ -361,7 +354,7 @@ class Submitit:
             )
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
-        """See `Executor`. A job that an earlier start of the study left in the queue is awaited, not repeated.
+        """See `Processes.carry_out`. A job that an earlier start of the study left in the queue is awaited, not repeated.
 
         Raises:
             StepJepaError: the job could not be submitted.
@@ -460,7 +453,7 @@ class RayTasks:
             raise ConfigError(f"ray: {said(error, lines=1)}") from None
 
     def carry_out(self, run: StudyRunFolder, todo: Sequence[str]) -> str | None:
-        """See `Executor`."""
+        """See `Processes.carry_out`."""
         task = self._task.remote(os.getcwd(), str(run.path.resolve()), list(todo))
         self._tasks.add(task)
         try:
@@ -473,9 +466,12 @@ class RayTasks:
             self._tasks.discard(task)
 
     def stop(self) -> None:
-        """See `Executor`."""
+        """Stop the active runs."""
         for task in [*self._tasks]:
             self._ray.cancel(task, force=True)
+
+
+Executor = Processes | Submitit | RayTasks
 
 
 def carry_out_task(working: str, folder: str, todo: Sequence[str]) -> str | None:
