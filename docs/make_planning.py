@@ -70,7 +70,10 @@ def within(record: Record, flops: float) -> float:
 
 def examples_until(record: Record) -> float | None:
     """Examples until an evaluation reached `REACHED`; None where none did."""
-    return results.examples_until(record["history"], TASK, REACHED)
+    for entry in record["history"]:
+        if results.reaches(entry.get("eval_task"), TASK, REACHED):
+            return float(entry["examples"])
+    return None
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -111,30 +111,25 @@ class ArmComparison:
 
     def direction(self, higher_is_better: bool, alpha: float) -> int:
         """1 if the arm is better, -1 if it is worse, 0 if neither is established at level `alpha`."""
-        if self.unusable or self.result.mean is None:
+        if self.unusable or self.holm_p is None or self.holm_p >= alpha:
             return 0
-        if self.holm_p is None or self.holm_p >= alpha:
-            return 0
+        assert self.result.mean is not None
         return 1 if (self.result.mean > 0) == higher_is_better else -1
 
 
 @dataclass(frozen=True)
 class Solved:
-    """The number of an arm's runs that solved the task, and the examples they needed.
+    """The number of an arm's runs that solved the task.
 
     Attributes:
         runs: all runs, including those without a value.
         solved: runs that solved the task on the test split; `low` and `high` are the ends of the share's interval.
-        reached: runs with an evaluation during training, on the validation split, that was as good.
-        examples: median over those runs of the examples before the first such evaluation; None if no run has one.
     """
 
     runs: int
     solved: int
     low: float | None
     high: float | None
-    reached: int
-    examples: float | None
 
 
 @dataclass(frozen=True)

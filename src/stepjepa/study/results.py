@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from statistics import median
 from typing import Any
 
 from stepjepa.evaluation.statistics import CONFIDENCE, ArmVerdict, share
@@ -17,7 +16,7 @@ from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, Solved, compare_a
 from stepjepa.study.records import Item, RunRecord, State, record_of
 from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
 from stepjepa.utils.files import Record, json_bytes, write_json, write_whole
-from stepjepa.utils.text import counted, scaled, written
+from stepjepa.utils.text import scaled, written
 
 # Kind of comparison -> the titles of its column and of the column with its corrected p-value.
 KINDS: dict[Kind, tuple[str, str]] = {
@@ -74,7 +73,6 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
         side = "at least" if record["higher_is_better"] else "at most"
         bound = f"{side} {record['solved']:g}"
         columns[f"solved, {bound} [{_LEVEL}]"] = [_solved_cell(arm["solved"]) for arm in arms]
-        columns["examples until then, median"] = [_examples_cell(arm["solved"]) for arm in arms]
     for kind, (title, p_title) in KINDS.items():
         comparisons = [arm[kind] for arm in arms]
         columns[f"{title} [{_LEVEL}]"] = [_difference_cell(one) for one in comparisons]
@@ -117,16 +115,7 @@ def _difference_cell(comparison: Mapping[str, Any] | None) -> str:
 
 
 def _solved_cell(solved: Mapping[str, Any]) -> str:
-    if not solved["runs"]:
-        return ""
     return f"{solved['solved']} of {solved['runs']} {interval_text(solved, '.2f')}"
-
-
-def _examples_cell(solved: Mapping[str, Any]) -> str:
-    """The examples and the number of runs, because a run may reach the bound on the validation split only."""
-    if solved["examples"] is None:
-        return ""
-    return f"{scaled(solved['examples'])} ({counted(solved['reached'], 'run')})"
 
 
 def _verdict_cell(arm: Mapping[str, Any]) -> str:
@@ -177,22 +166,13 @@ def _tested(records: Sequence[RunRecord]) -> list[RunRecord]:
 
 
 def _solved(records: Sequence[RunRecord], metric: MetricSpec, bound: float) -> Solved:
-    """How many of an arm's runs reached the bound, and when they first did so in an evaluation during training."""
+    """How many of an arm's runs reached the bound."""
     solved = sum(
         reaches(record.metrics.get("test", {}).get(metric.name), metric, bound)
         for record in records
     )
     interval = share(solved, len(records))
-    on_the_way = [examples_until(record.history, metric, bound) for record in records]
-    reached = [examples for examples in on_the_way if examples is not None]
-    return Solved(
-        len(records),
-        solved,
-        interval.low,
-        interval.high,
-        len(reached),
-        median(reached) if reached else None,
-    )
+    return Solved(len(records), solved, interval.low, interval.high)
 
 
 def reaches(value: float | None, metric: MetricSpec, bound: float) -> bool:
@@ -200,16 +180,6 @@ def reaches(value: float | None, metric: MetricSpec, bound: float) -> bool:
     if value is None or not math.isfinite(value):
         return False
     return value >= bound if metric.higher_is_better else value <= bound
-
-
-def examples_until(
-    history: Sequence[Mapping[str, float]], metric: MetricSpec, bound: float
-) -> float | None:
-    """Examples before the first evaluation during training that reached the bound; None if none did."""
-    for entry in history:
-        if reaches(entry.get(f"eval_{metric.name}"), metric, bound):
-            return entry["examples"]
-    return None
 
 
 def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterator[ArmRuns]:
@@ -315,8 +285,7 @@ def missing_lines(study: Study, state: State, items: Sequence[Item]) -> list[str
         for arm in block.arms:
             if arm.tuned and state.choice(block.name, arm.name) is None:
                 name = f"{block.name}/{arm.name}" if block.name else arm.name
-                variants = "".join(f", and {variant} was not run" for variant in arm.variants)
                 lines.append(
-                    f"{name}: nothing was chosen on the validation split, so its test split was not scored{variants}"
+                    f"{name}: nothing was chosen on the validation split, so its test split was not scored"
                 )
     return lines
