@@ -55,7 +55,7 @@ def test_runs_evaluate_on_the_validation_split(tmp_path):
     options, _ = planned("base.eval_file=other.jsonl")
     assert options["eval_file"] == "other.jsonl"
     files = "data={train_file: a.jsonl, test_file: b.jsonl}"
-    assert "eval_strategy has no data to evaluate on; give select_file" in refused(STUDY, *asked, files)
+    assert "tune and eval_strategy need select_file" in refused(STUDY, *asked, files)
     assert planned("data={train_file: a.jsonl, test_file: b.jsonl, select_file: c.jsonl}")[0]["eval_file"] == "c.jsonl"
 
 
@@ -106,13 +106,13 @@ def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none():
     ("override", "words"),
     [
         ("base.learnin_rate=1", ["--set base.learnin_rate=1", "unknown key 'learnin_rate'", "'learning_rate'"]),
-        ("base.seed=1", ["give seeds at the top"]),
-        ("arms.step_jepa.control=shuffled", ["controls: [shuffled, random]"]),
+        ("base.seed=1", ["give output_dir, seeds, controls and equal_compute at its top, files under data"]),
+        ("arms.step_jepa.control=shuffled", ["control: the study sets this option"]),
         ("arms.step_jepa.lbd=0.1", ["sets lbd to", "keep one of them"]),
         ("arms.step_jepa.predictors=-1", ["--set arms.step_jepa.predictors=-1: ", "predictors is -1"]),
         ("arms.step jepa.objective=regular", ["the name 'step jepa'", "letters, digits"]),
         ("baseline=plain", ["the baseline 'plain' is not an arm; the arms are: regular, step_jepa"]),
-        ("tune_seeds=[3]", ["seeds: expected distinct whole numbers", "and others for tune_seeds"]),
+        ("tune_seeds=[3]", ["seeds and tune_seeds: expected distinct whole numbers"]),
         ("metrics=[answer_nl]", ["metric is 'answer_nl'", "did you mean answer_nll?"]),
         ("metrics=[{gsm8k: {colunm: a}}]", ["no option 'colunm' of gsm8k"]),
         ("metrics=[target_rank]", ["name the views that the metric compares"]),
@@ -135,7 +135,7 @@ def test_what_is_wrong_is_said(override, words):
     ("old", "new", "words"),
     [
         ("max_steps: 4", "max_step: 4", ["study.yaml:5: unknown key 'max_step'", "'max_steps'"]),
-        ("seeds: [3, 1]", "", ["study.yaml:1: seeds: expected"]),
+        ("seeds: [3, 1]", "", ["study.yaml:1: seeds and tune_seeds: expected"]),
         ("  regular: {objective: regular}", "  - a", ["study.yaml:8", "not valid YAML"]),
         ("{objective: regular}", "[objective]", ["study.yaml:7: arm regular: expected a mapping"]),
     ],
@@ -149,7 +149,7 @@ def test_file_and_line_are_named(old, new, words):
 def test_what_is_missing():
     assert "this study has no section 'mini'" in refused(mini=True)
     text = STUDY.replace("data: builtin", "data: {train_file: a.jsonl, test_file: b.jsonl}") + "tune: {lbd: [1, 2]}\n"
-    assert "tune needs select_file" in refused(text)
+    assert "tune and eval_strategy need select_file" in refused(text)
 
 
 def test_the_splits_of_a_built_in_task_share_no_problem(tmp_path):

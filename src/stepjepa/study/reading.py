@@ -46,17 +46,17 @@ from stepjepa.training.options import JEPAOptions, RunOptions, without_effect
 _NAME = Names(RunOptions, JEPAConfig, StudyOptions)
 # Options that a study's runs have unless the file sets them.
 DEFAULTS = {_NAME.track_flop: True, _NAME.disable_tqdm: True, _NAME.save_total_limit: 1}
-# Options that the study sets, and where its file sets them.
-_SET_BY_STUDY = {
-    _NAME.output_dir: f"give {_NAME.output_dir} at the top of the study",
-    _NAME.overwrite_output_dir: f"give --{_NAME.overwrite_output_dir} to stepjepa study",
-    _NAME.resume_from_checkpoint: "a study resumes automatically",
-    _NAME.train_file: f"give {_NAME.train_file} under data",
-    _NAME.dataset_split: "give train_split under data",
-    _NAME.seed: "give seeds at the top of the study",
-    _NAME.control: "give controls at the top of the study, as in controls: [shuffled, random]",
-    _NAME.same_flop: "give equal_compute: true at the top of the study",
-}
+# Options that the study sets itself.
+_SET_BY_STUDY = (
+    _NAME.output_dir,
+    _NAME.overwrite_output_dir,
+    _NAME.resume_from_checkpoint,
+    _NAME.train_file,
+    _NAME.dataset_split,
+    _NAME.seed,
+    _NAME.control,
+    _NAME.same_flop,
+)
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9][\w.,=-]{0,99}")
 
 
@@ -99,37 +99,41 @@ def read_options(options: StudyOptions) -> Study:
         ConfigError: it cannot be used.
     """
     name, tree = open_study(str(options.file))
-    assignments = list(options.overrides or [])
-    for key in (_NAME.jobs, _NAME.executor, _NAME.seeds):
-        value = getattr(options, key)
-        if value is not None:
-            assignments.insert(0, f"{key}={value}")
-    for assignment in assignments:
-        tree = set_value(tree, assignment, options.mini)
-    return read_study(tree, name, options.mini, output_dir=options.output_dir)
+    flags = {key: getattr(options, key) for key in (_NAME.jobs, _NAME.executor, _NAME.seeds)}
+    assignments = [f"{key}={value}" for key, value in flags.items() if value is not None]
+    assignments += options.overrides or []
+    return read_study(tree, name, options.mini, assignments, options.output_dir)
 
 
-def read_study(root: Node, name: str, mini: bool = False, output_dir: str | None = None) -> Study:
+def read_study(
+    root: Node,
+    name: str,
+    mini: bool = False,
+    assignments: Sequence[str] = (),
+    output_dir: str | None = None,
+) -> Study:
     """Convert the tree of a study's file.
 
     Args:
-        root: the file's tree, with all overrides.
+        root: the file's tree.
         name: default for the study's title and folder.
         mini: apply the ``mini`` section, which replaces the blocks.
+        assignments: values that replace the file's and those of ``mini``, see `set_value`.
         output_dir: overrides the file's.
 
     Raises:
         ConfigError: a value is unknown, unusable, or in conflict with another.
     """
     tree = dict(root.mapping("study"))
-    check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS, "mini"], "study")
     small = tree.pop("mini", None)
     if mini:
         if small is None:
             raise ConfigError(f"{root.where}: --{_NAME.mini}: this study has no section 'mini'")
-        check_keys(small.mapping("mini"), [*_STUDY_KEYS, *_BLOCK_KEYS], "mini")
         tree.pop("blocks", None)
-        tree = overlaid(Node(tree, root.where), small, replaced=["data"]).given
+        tree = overlaid(Node(tree, root.where), small, replaced=["data"]).mapping("mini")
+    for assignment in assignments:
+        tree = set_value(Node(tree, root.where), assignment).given
+    check_keys(tree, [*_STUDY_KEYS, *_BLOCK_KEYS], "study")
     # Values at the top of the file are the defaults of every block.
     shared = Node({key: node for key, node in tree.items() if key in _BLOCK_KEYS}, root.where)
     parts = tree.pop("blocks", Node(None, root.where)).mapping("blocks") or {
@@ -199,9 +203,8 @@ def _block(name: str, section: Node, shared: Node, notes: list[str]) -> Block:
 def _check_seeds(values: _BlockValues, where: str) -> None:
     seeds = [*values.seeds, *values.tune_seeds]
     if not values.seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        others = ", and others for tune_seeds" if values.tune_seeds else ""
         raise ConfigError(
-            f"{where}: seeds: expected distinct whole numbers, 0 or greater, as in seeds: [1, 2, 3]{others}"
+            f"{where}: seeds and tune_seeds: expected distinct whole numbers, 0 or greater, as in seeds: [1, 2, 3]"
         )
 
 
@@ -209,14 +212,11 @@ def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], 
     """Refuse to tune, or to evaluate during training, without a validation split."""
     if "select" in data.files or data.builtin is not None:
         return
-    if any(arm.tuned for arm in arms):
+    if any(arm.tuned or evaluates_on_the_way({**base, **arm.settings}) for arm in arms):
         raise ConfigError(
-            f"{where}: tune needs select_file, a validation file, under data: a test file that is used for tuning gives no "
-            "valid result"
+            f"{where}: tune and {_NAME.eval_strategy} need {_FILE.select_file}, a validation file, under data "
+            f"({_NAME.eval_strategy} also takes {_NAME.eval_file})"
         )
-    if any(evaluates_on_the_way({**base, **arm.settings}) for arm in arms):
-        remedy = f"give {_FILE.select_file}, a validation file, under data, or {_NAME.eval_file}"
-        raise ConfigError(f"{where}: {_NAME.eval_strategy} has no data to evaluate on; {remedy}")
 
 
 def _select(name: str, metrics: Sequence[MetricSpec], where: str) -> tuple[str, bool]:
@@ -307,7 +307,7 @@ def _data(node: Node) -> Data:
         {"builtin": Node(None, node.where)} if node.given == "builtin" else node.mapping("data")
     )
     if "builtin" in section:
-        return Data(builtin=_builtin(section, node.where))
+        return Data(builtin=_builtin(section))
     values = field_values(_DataFiles, section, "data")
     for key in (_FILE.train_file, _FILE.test_file):
         if not values.get(key):
@@ -325,7 +325,7 @@ def _data(node: Node) -> Data:
     return Data(files=files, splits=splits)
 
 
-def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
+def _builtin(section: Mapping[str, Node]) -> dict[str, Any]:
     """All fields of `ProblemRows`, and the options of its task."""
     check_keys(section, ["builtin"], "data")
     options = section["builtin"].mapping("builtin")
@@ -333,10 +333,7 @@ def _builtin(section: Mapping[str, Node], where: str) -> dict[str, Any]:
     kind = task_class(rows.task)
     check_keys(options, [*options_of(ProblemRows), *options_of(kind)], "data")
     of_task = field_values(kind, options)
-    try:
-        make_task(rows.task, **of_task)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: data: {error}") from None
+    make_task(rows.task, **of_task)
     return {**asdict(rows), **of_task}
 
 
@@ -430,7 +427,10 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
                 f"{setting.spelling}: a study keeps its settings in files; set HF_TOKEN in the environment"
             )
         if key in _SET_BY_STUDY:
-            raise ConfigError(f"{setting.spelling}: {_SET_BY_STUDY[key]}")
+            raise ConfigError(
+                f"{setting.spelling}: the study sets this option and resumes by itself; give output_dir, seeds, controls "
+                f"and equal_compute at its top, files under data, and --{_NAME.overwrite_output_dir} to stepjepa study"
+            )
         values[key] = setting.value.value if isinstance(setting.value, Enum) else setting.value
     return values
 

@@ -20,6 +20,7 @@ LEFT_KEYS = {
     "processes_per_run": "a run is one process; train under torchrun, and compare with stepjepa report",
     "order": "the first seed of all arms is run first",
     "grid": "write out the arms to compare, or let the validation split choose: tune: {option: [values]}",
+    "mini": "with --mini, --set replaces the values of the small study",
 }
 
 
@@ -33,8 +34,7 @@ def open_study(name: str) -> tuple[str, Node]:
     if not path.is_file():
         recipes = recipe_files()
         if name not in recipes:
-            files = [str(file) for file in path.parent.glob("*.y*ml")]
-            near = did_you_mean(name, [*recipes, *files])
+            near = did_you_mean(name, recipes)
             raise ConfigError(
                 f"{name}: no such file or recipe{near} (stepjepa study --list shows the recipes)"
             )
@@ -70,26 +70,19 @@ def overlaid(under: Node, over: Node, replaced: Sequence[str] = ()) -> Node:
     return Node(merged, over.where)
 
 
-def set_value(root: Node, assignment: str, mini: bool = False) -> Node:
+def set_value(root: Node, assignment: str) -> Node:
     """`root` with one value set, as in ``base.max_steps=20``.
 
-    Args:
-        mini: whether the ``mini`` section is in use; if the study has one, the value is set there.
-
     Raises:
-        ConfigError: the assignment is not of the form ``key.key=value``, or no run would read the value, because the
-        ``mini`` section is not in use or a block overrides the value.
+        ConfigError: the assignment is not of the form ``key.key=value``, or no run would read the value, because a block
+        overrides it.
     """
     path, equals, text = assignment.partition("=")
     names = path.split(".")
     if not equals or not all(names):
         raise ConfigError(f"--set {assignment}: expected key.key=value, as in base.lbd=0.5")
-    if names[0] == "mini" and not mini:
-        raise ConfigError(f"--set {assignment}: the mini section is read only with --mini")
-    if mini and "mini" in root.given and names[0] != "mini":
-        names = ["mini", *names]
     # A block's own value hides the one at the top of the file.
-    blocks = {} if mini or "blocks" not in root.given else root.given["blocks"].mapping("blocks")
+    blocks = root.given["blocks"].mapping("blocks") if "blocks" in root.given else {}
     for block, own in blocks.items():
         if _has(own, names):
             remedy = f"write blocks.{block}.{path}=..."
