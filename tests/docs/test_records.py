@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.study.reading import read_study
-from stepjepa.study.spec import all_runs
+from stepjepa.study.spec import SAME_FLOP, all_runs
 from stepjepa.study.tree import open_study
 
 for package in ("scipy.stats", "statsmodels", "matplotlib"):
@@ -42,7 +42,9 @@ def test_a_study_has_its_tables_and_no_run_of_its_recipe_is_left_out(name):
     assert f"<!-- table {name} " in (DOCS / "evidence.md").read_text(encoding="utf-8")
     lines = (DOCS / "evidence" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
     records = [json.loads(line) for line in lines]
-    wanted = Counter((run.arm.name, run.control, run.compute, run.seed) for run in runs_of(name))
+    kinds = {"": ("none", "equal examples"), SAME_FLOP: ("none", "equal compute")}
+    kinds |= {control: (control, "equal examples") for control in ("shuffled", "random")}
+    wanted = Counter((run.arm.name, *kinds[run.variant], run.seed) for run in runs_of(name))
     assert Counter((r["arm"], r["control"], r["compute"], r["seed"]) for r in records) == wanted
     assert all(r["status"] == "finished" and r["metrics"] for r in records)
 

@@ -40,8 +40,7 @@ _OWN_FILES = (
     "runs",
     "jobs",
     "results.jsonl",
-    "table.md",
-    "table.csv",
+    "table.md",  # of version 0.3.0
     "table.json",
     "report.html",
 )
@@ -80,9 +79,8 @@ def clear_folder(folder: Path) -> None:
     """Remove the files of a study, and nothing else."""
     for name in _OWN_FILES:
         remove_tree(folder / name)
-    for pattern in ("study*.png", "study*.svg", "data/builtin*/"):  # figures of version 0.2
-        for entry in folder.glob(pattern):
-            remove_tree(entry)
+    for entry in folder.glob("data/builtin*/"):
+        remove_tree(entry)
 
 
 def write_builtin(data: Data, folder: Path) -> None:
@@ -98,12 +96,9 @@ def write_builtin(data: Data, folder: Path) -> None:
     name, seed = builtin["task"], builtin["seed"]
     task = make_task(name, **known_values(builtin, task_class(name)))
     # No problem of the test split may occur in the other splits: `instance` recognises a problem even if its text differs.
-    try:
-        train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
-        seen = {task.instance(row) for row in (*train, *select)}
-        test = generate_unseen(builtin["test_rows"], seed + HELD_OUT, task, seen)
-    except ConfigError as error:
-        raise ConfigError(f"data: {error}") from None
+    train, select = generate_split(builtin["train_rows"], builtin["select_rows"], seed, task)
+    seen = {task.instance(row) for row in (*train, *select)}
+    test = generate_unseen(builtin["test_rows"], seed + HELD_OUT, task, seen)
     for split, rows in zip(SPLITS, (train, select, test), strict=True):
         files[split].parent.mkdir(parents=True, exist_ok=True)
         write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
@@ -141,7 +136,6 @@ class StudyRunFolder:
         self.plan = path / "plan.json"
         self.train_config = path / "train.yaml"
         self.job = path / "job.json"
-        self._done: dict[str, Record] = {}
 
     def record(self, stage: str) -> Path:
         """The file of a stage's record. A stage is ``train``, or the split that is scored."""
@@ -149,12 +143,7 @@ class StudyRunFolder:
 
     def done(self, stage: str) -> Record | None:
         """The record of a stage; None if it is not done. Raises DataError if the record is damaged."""
-        if stage in self._done:
-            return self._done[stage]
-        record = read_record(self.record(stage))
-        if record is not None:
-            self._done[stage] = record
-        return record
+        return read_record(self.record(stage))
 
     def restore(self, line: Mapping[str, Any]) -> None:
         """Write the records of the stages that a line of results.jsonl contains."""

@@ -27,6 +27,7 @@ from stepjepa.study.spec import (
     StudyOptions,
     Values,
     possible_runs,
+    varied,
 )
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import (
@@ -179,7 +180,7 @@ class Item:
     @property
     def todo(self) -> list[str]:
         """The stages that are not done."""
-        return [stage for stage in self.stages if self.folder.done(stage) is None]
+        return [stage for stage in self.stages if not self.folder.record(stage).is_file()]
 
     @property
     def missing(self) -> bool:
@@ -235,7 +236,7 @@ class RunRecord:
         control: ``none``, ``shuffled`` or ``random``.
         compute: what the run has in common with the baseline, ``equal examples`` or ``equal compute``.
         cell: the tuned values; `chosen` is True if the validation split chose them, or if the arm has only one cell.
-        settings: differences from the base.
+        settings: options that replace those of the base.
         metrics: split -> metric -> value; None for a value that is not finite.
         history: evaluations during training: ``step``, ``examples``, ``total_flos`` and ``eval_`` metrics by name.
         losses: logged training losses and gradient norms.
@@ -308,8 +309,8 @@ def record_of(item: Item, state: State) -> RunRecord:
         at={stage: record["at"] for stage, record in stages.items()},
         block=run.block.name,
         arm=run.arm.name,
-        control=run.control,
-        compute=run.compute,
+        control=varied(run.variant).get("control", "none"),
+        compute="equal compute" if run.variant == SAME_FLOP else "equal examples",
         seed=run.seed,
         cell=run.cell,
         chosen=chosen and not run.only_tunes,

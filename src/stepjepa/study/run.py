@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from stepjepa.config.option import Names
 from stepjepa.errors import ConfigError, StepJepaError, explaining, library
@@ -28,7 +29,7 @@ from stepjepa.study.records import (
     record_of,
     study_identity,
 )
-from stepjepa.study.results import Table, Tables, write_results
+from stepjepa.study.results import Tables, write_results
 from stepjepa.study.spec import (
     Arm,
     Block,
@@ -65,7 +66,7 @@ class StudyResult:
     """
 
     lines: tuple[str, ...]
-    tables: dict[tuple[str, str], Table] = field(default_factory=dict)
+    tables: Tables = field(default_factory=dict)
     failed: bool = False
 
     def __str__(self) -> str:
@@ -340,7 +341,7 @@ class StudyRun:
         if before is not None:
             return before["cell"]
         metric, highest = block.select
-        values = defaultdict[str, list[float | None]](list)
+        values = defaultdict[str, list[Any]](list)
         at = ""
         for item in items:
             record = item.folder.done("select")
@@ -349,13 +350,10 @@ class StudyRun:
             values[cell_name(item.run.cell)].append(record["metrics"].get(metric))
             at = max(at, record["at"])
         # `fmean` does not depend on the order of the seeds, so means of the same numbers are equal.
-        means: dict[str, float | None] = {}
-        finite = {}
-        for name, of_seeds in values.items():
-            known = [value for value in of_seeds if value is not None]
-            means[name] = None
-            if len(known) == len(of_seeds):
-                means[name] = finite[name] = fmean(known)
+        means = {
+            name: None if None in of_seeds else fmean(of_seeds) for name, of_seeds in values.items()
+        }
+        finite = {name: mean for name, mean in means.items() if mean is not None}
         if not finite:
             for item in items:
                 item.error = item.error or _NO_CELL
@@ -364,14 +362,7 @@ class StudyRun:
         best = extreme(finite, key=lambda name: finite[name])
         cell = next(dict(cell) for cell in arm.cells if cell_name(cell) == best)
         words = f"the validation split chose {best} ({rule} {metric} of {len(means)})"
-        choice = {
-            "cell": cell,
-            "metric": metric,
-            "rule": rule,
-            "means": means,
-            "words": words,
-            "at": at,
-        }
+        choice = {"cell": cell, "means": means, "words": words, "at": at}
         self.state.choose(block.name, arm.name, choice)
         self.say(f"{arm.name}: {words}")
         return cell

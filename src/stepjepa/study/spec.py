@@ -307,25 +307,9 @@ class Run:
         return Path("runs", *(part for part in parts if part))
 
     @property
-    def control(self) -> str:
-        """The run's option `control`: ``none``, ``shuffled`` or ``random``."""
-        return varied(self.variant).get("control", "none")
-
-    @property
-    def compute(self) -> str:
-        """What the run has in common with the baseline."""
-        return "equal compute" if self.variant == SAME_FLOP else "equal examples"
-
-    @property
     def settings(self) -> dict[str, Any]:
         """All options of ``stepjepa train`` that the study sets, without the data and the folder."""
-        settings = {
-            **self.block.base,
-            **self.arm.settings,
-            **self.cell,
-            "seed": self.seed,
-            **varied(self.variant),
-        }
+        settings = {**self.block.base, **self.changes, "seed": self.seed}
         for name, value in settings.items():
             # A run may start from the model that another study trained with the same seed.
             if isinstance(value, str):
@@ -334,14 +318,8 @@ class Run:
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The settings that differ from the base, without the seed."""
-        base = self.block.base
-        changes = {}
-        for name, value in self.settings.items():
-            same = name in base and base[name] == value and name not in self.cell
-            if name != "seed" and not same:
-                changes[name] = value
-        return changes
+        """The settings that replace those of the base, without the seed."""
+        return {**self.arm.settings, **self.cell, **varied(self.variant)}
 
 
 def varied(variant: str) -> dict[str, Any]:
