@@ -1,10 +1,10 @@
-"""Tokens a second of greedy answers: this library's rounds, one call of `generate` a batch, and continuous batching.
+"""Tokens a second of greedy answers: one call of `generate` a batch, and continuous batching.
 
     python benchmarks/generation.py --model .venv/models/SmolLM2-135M-Instruct --questions gsm8k_test.jsonl
 
-`rounds` is `generate_batch`: rows leave the batch once half of it has ended. `one call` computes every row of a batch until
-its longest answer ends. `continuous` is transformers' `generate_batch` with its defaults. Prompts are sorted by length. On
-CPU the seconds are processor time, on a GPU elapsed time.
+`one call` is this library's `generate_batch`, which computes every row of a batch until its longest answer ends.
+`continuous` is transformers' `generate_batch` with its defaults. Prompts are sorted by length. On CPU the seconds are
+processor time, on a GPU elapsed time.
 """
 
 from __future__ import annotations
@@ -30,21 +30,12 @@ from stepjepa.modeling.load import load_model, load_tokenizer
 Answers = Callable[[Any, Prompter, list[list[int]], argparse.Namespace], list[list[int]]]
 
 
-def in_rounds(model: Any, prompter: Prompter, prompts: list[list[int]], args: argparse.Namespace) -> list[list[int]]:
+def in_one_call(model: Any, prompter: Prompter, prompts: list[list[int]], args: argparse.Namespace) -> list[list[int]]:
     stops, answers = stop_ids(model, prompter), []
     for begin in range(0, len(prompts), args.batch_size):
         batch = prompts[begin : begin + args.batch_size]
         answers += local.generate_batch(model, prompter.tokenizer, batch, args.max_new_tokens, stops)
     return [answer.token_ids for answer in answers]
-
-
-def in_one_call(model: Any, *arguments: Any) -> list[list[int]]:
-    can_lose_rows = local._can_lose_rows
-    local._can_lose_rows = lambda cache: False
-    try:
-        return in_rounds(model, *arguments)
-    finally:
-        local._can_lose_rows = can_lose_rows
 
 
 def continuously(model: Any, prompter: Prompter, prompts: list[list[int]], args: argparse.Namespace) -> list[list[int]]:
@@ -57,7 +48,7 @@ def continuously(model: Any, prompter: Prompter, prompts: list[list[int]], args:
     return [[token for token in answer if token not in stops] for answer in tokens]
 
 
-ARMS: dict[str, Answers] = {"one call": in_one_call, "rounds": in_rounds, "continuous": continuously}
+ARMS: dict[str, Answers] = {"one call": in_one_call, "continuous": continuously}
 
 
 def stop_ids(model: Any, prompter: Prompter) -> list[int]:

@@ -20,22 +20,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import (
-    DynamicCache,
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, library, said, saying_out_of_memory
-from stepjepa.generation.drafting import CACHE_NAME, Drafter
+from stepjepa.generation.drafting import Drafter
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Drafts, Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
@@ -105,89 +97,26 @@ def generate_batch(
         eos_token_id=list(stop_ids) or None,
         pad_token_id=pad_id,
         suppress_tokens=list(suppressed) or None,
-        return_dict_in_generate=True,
+        max_new_tokens=max_new_tokens,
         **sampling,
     )
     device = embedding_rows(causal_lm(model)).device
     rows = [torch.as_tensor(prompt, dtype=torch.long) for prompt in prompts]
     ids_BT = pad_sequence(rows, True, pad_id, "left")
     mask_BT = pad_sequence([torch.ones_like(row) for row in rows], True, 0, "left")
+    causal: Any = model
     random = torch.random.fork_rng([device] if device.type == "cuda" else [])
     with torch.inference_mode(), eval_mode(model), config_set_aside(model, config), random:
         torch.manual_seed(seed)
-        new_ids = _in_rounds(model, config, ids_BT.to(device), mask_BT.to(device), max_new_tokens)
-    return [_generation(tokenizer, ids, stop_ids) for ids in new_ids]
-
-
-class _HalfEnded(StoppingCriteria):
-    """Ends a round of generation when half of its rows have ended."""
-
-    def __init__(self, stop_ids_S: Tensor):
-        self._stop_ids_S = stop_ids_S
-
-    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        # A row that has ended is padded with a stop token.
-        ended_B = torch.isin(input_ids[:, -1], self._stop_ids_S)
-        return (2 * ended_B.sum() >= len(ended_B)).expand(len(ended_B))
-
-
-def _in_rounds(
-    model: Any,
-    config: GenerationConfig,
-    ids_BT: Tensor,
-    mask_BT: Tensor,
-    max_new_tokens: int,
-) -> list[list[int]]:
-    """Generate in rounds: once half of the rows have ended, the others continue without them.
-
-    A single call of `generate` would compute every row until the longest answer ends.
-
-    Returns:
-        The new tokens of each row; tokens after its first stop token are meaningless.
-    """
-    length = ids_BT.shape[1]
-
-    def generate(most: int, **inputs: Any) -> Any:
-        config.max_new_tokens = most
         # Each process answers different questions, so none may wait for the steps of another.
-        return model.generate(generation_config=config, synced_gpus=False, **inputs)
-
-    # The first call generates one token, because only its cache shows whether rows can be removed from it.
-    output = generate(1, input_ids=ids_BT, attention_mask=mask_BT)
-    if not _can_lose_rows(getattr(output, CACHE_NAME)):
-        output = generate(max_new_tokens, input_ids=ids_BT, attention_mask=mask_BT)
-        return output.sequences[:, length:].tolist()  # type: ignore[no-any-return]
-    stop_ids_S = torch.tensor(config.eos_token_id or [], device=ids_BT.device)
-    criteria = StoppingCriteriaList([_HalfEnded(stop_ids_S)])
-    new_ids: list[list[int]] = [[]] * len(ids_BT)
-    rows_B = torch.arange(len(ids_BT), device=ids_BT.device)
-    while True:
-        ids_BT, cache = output.sequences, getattr(output, CACHE_NAME)
-        for row, ids in zip(rows_B.tolist(), ids_BT[:, length:].tolist(), strict=True):
-            new_ids[row] = ids
-        room = length + max_new_tokens - ids_BT.shape[1]
-        ongoing_B = ~torch.isin(ids_BT[:, -1], stop_ids_S)
-        if room == 0 or not ongoing_B.any():
-            return new_ids
-        mask_BT = F.pad(mask_BT, (0, ids_BT.shape[1] - mask_BT.shape[1]), value=1)
-        if not ongoing_B.all():
-            rows_B, ids_BT, mask_BT = rows_B[ongoing_B], ids_BT[ongoing_B], mask_BT[ongoing_B]
-            cache.batch_select_indices(ongoing_B)
-        output = generate(
-            room,
-            input_ids=ids_BT,
-            attention_mask=mask_BT,
-            stopping_criteria=criteria,
-            **{CACHE_NAME: cache},
+        output_BT = causal.generate(
+            input_ids=ids_BT.to(device),
+            attention_mask=mask_BT.to(device),
+            generation_config=config,
+            synced_gpus=False,
         )
-
-
-def _can_lose_rows(cache: Any) -> bool:
-    """Whether rows can be removed from a cache: it is in use, and consists only of keys and values."""
-    layers = cache.layers if isinstance(cache, DynamicCache) else []
-    selectable = [type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers]
-    # A model that ignores the cache leaves it empty.
-    return all(selectable) and bool(layers) and cache.get_seq_length() > 0
+    new_ids = output_BT[:, ids_BT.shape[1] :].tolist()
+    return [_generation(tokenizer, ids, stop_ids) for ids in new_ids]
 
 
 def _generation(
