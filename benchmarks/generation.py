@@ -34,8 +34,8 @@ def in_one_call(model: Any, prompter: Prompter, prompts: list[list[int]], args: 
     stops, answers = stop_ids(model, prompter), []
     for begin in range(0, len(prompts), args.batch_size):
         batch = prompts[begin : begin + args.batch_size]
-        answers += local.generate_batch(model, prompter.tokenizer, batch, args.max_new_tokens, stops)
-    return [answer.token_ids for answer in answers]
+        answers += local.generate_batch(model, batch, args.max_new_tokens, stops)
+    return without(stops, answers)
 
 
 def continuously(model: Any, prompter: Prompter, prompts: list[list[int]], args: argparse.Namespace) -> list[list[int]]:
@@ -45,10 +45,14 @@ def continuously(model: Any, prompter: Prompter, prompts: list[list[int]], args:
     )
     answers = model.generate_batch(inputs=prompts, generation_config=config)
     tokens = [answers[key].generated_tokens for key in sorted(answers, key=lambda key: int(key.rpartition("_")[2]))]
-    return [[token for token in answer if token not in stops] for answer in tokens]
+    return without(stops, tokens)
 
 
 ARMS: dict[str, Answers] = {"one call": in_one_call, "continuous": continuously}
+
+
+def without(stops: list[int], answers: list[list[int]]) -> list[list[int]]:
+    return [[token for token in answer if token not in stops] for answer in answers]
 
 
 def stop_ids(model: Any, prompter: Prompter) -> list[int]:

@@ -81,59 +81,55 @@ def greedy_by_hand(model, prompt, count=5):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_batches_equal_decoding_by_hand(name, tokenizer):
-    model, tokenizer = spread(tiny_model(name, vocab_size=len(tokenizer))), copy.deepcopy(tokenizer)
+    model = spread(tiny_model(name, vocab_size=len(tokenizer)))
     expected = [greedy_by_hand(model, prompt) for prompt in PROMPTS]
     assert len({tuple(ids) for ids in expected}) > 1, "all continuations are alike: nothing is compared"
-    for tokenizer.padding_side in ("left", "right"):
-        results = generate_batch(model, tokenizer, PROMPTS, 5, [])
-        assert [result.token_ids for result in results] == expected and not any(one.stopped for one in results)
+    assert generate_batch(model, PROMPTS, 5, []) == expected
     # A model's own configuration of generation is not applied, that inside an adapter neither.
     own = copy.deepcopy(model.generation_config)
     own.update(do_sample=True, temperature=3.0, repetition_penalty=1.8, suppress_tokens=[expected[0][0]])
     model.generation_config = own
     target = {"llama": "q_proj", "gpt2": "c_attn"}[name]
     for one in (model, get_peft_model(model, LoraConfig(r=2, target_modules=[target], task_type="CAUSAL_LM"))):
-        results = generate_batch(one, tokenizer, PROMPTS, 5, [])
-        assert [result.token_ids for result in results] == expected
+        assert generate_batch(one, PROMPTS, 5, []) == expected
         assert model.generation_config is own and own.repetition_penalty == 1.8
 
 
 def test_stop_flag_and_cut(model, tokenizer):
     free = [greedy_by_hand(model, prompt) for prompt in PROMPTS]
     stop = free[0][3]
-    results = generate_batch(model, tokenizer, PROMPTS, 5, [stop])
-    assert results[0].stopped
-    for result, ids in zip(results, free, strict=True):
-        expected = ids[: ids.index(stop)] if stop in ids else ids
-        assert result.stopped is (stop in ids) and result.token_ids == expected
-        assert result.text == tokenizer.decode(expected, skip_special_tokens=True)
-    shared = copy.deepcopy(tokenizer)
-    shared.pad_token = shared.convert_ids_to_tokens(stop)
-    expected = generate_batch(model, tokenizer, PROMPTS, 5, [stop])
-    assert generate_batch(model, shared, PROMPTS, 5, [stop]) == expected
+    expected = [ids[: ids.index(stop) + 1] if stop in ids else ids for ids in free]
+    assert generate_batch(model, PROMPTS, 5, [stop]) == expected
+    model.generation_config.eos_token_id = stop
+    generator = LocalGenerator(model, Prompter(tokenizer), max_new_tokens=5)
+    replies = list(generator._generate([request(row) for row in range(len(PROMPTS))], PROMPTS))
+    assert replies[0].stopped
+    for reply, ids, before in zip(replies, expected, free, strict=True):
+        assert reply.stopped is (stop in before) and reply.new_tokens == len(ids)
+        kept = [token for token in ids if token != stop]
+        assert reply.text == tokenizer.decode(kept, skip_special_tokens=True)
 
 
 @pytest.mark.filterwarnings("error::FutureWarning")
 @pytest.mark.parametrize("family", ["gemma3", "gpt2", "llama", "mamba2", "mistral", "openai-gpt", "qwen3_next"])
-def test_answers_that_end_early_do_not_change_the_others(family, tokenizer):
+def test_answers_that_end_early_do_not_change_the_others(family):
     model = family_model(family).eval()
-    alone = [generate_batch(model, tokenizer, [prompt], 12, [])[0].token_ids for prompt in PROMPTS]
+    alone = [generate_batch(model, [prompt], 12, [])[0] for prompt in PROMPTS]
     stops = [ids[place] for ids, place in zip(alone, (1, 2, 3, 5, 8), strict=False)]
-    expected = [next((ids[:n] for n, token in enumerate(ids) if token in stops), ids) for ids in alone]
-    results = generate_batch(model, tokenizer, PROMPTS, 12, stops)
-    assert [result.token_ids for result in results] == expected
+    expected = [next((ids[:n] for n, token in enumerate(ids, 1) if token in stops), ids) for ids in alone]
+    assert generate_batch(model, PROMPTS, 12, stops) == expected
 
 
-def test_modes_and_seeds(model, tokenizer):
+def test_modes_and_seeds(model):
     model.train().model.norm.eval()
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.3
-    first = generate_batch(model, tokenizer, PROMPTS, 6, [])
-    assert generate_batch(model, tokenizer, PROMPTS, 6, []) == first, "dropout was on"
+    first = generate_batch(model, PROMPTS, 6, [])
+    assert generate_batch(model, PROMPTS, 6, []) == first, "dropout was on"
     assert model.training and model.model.layers[0].training and not model.model.norm.training
     assert all(parameter.grad is None and parameter.requires_grad for parameter in model.parameters())
     state = torch.random.get_rng_state()
     hot = {"temperature": 2.0}
-    first, again, other = (generate_batch(model, tokenizer, PROMPTS, 5, [], seed=seed, **hot) for seed in (1, 1, 2))
+    first, again, other = (generate_batch(model, PROMPTS, 5, [], seed=seed, **hot) for seed in (1, 1, 2))
     assert first == again != other
     assert torch.equal(torch.random.get_rng_state(), state)

@@ -79,8 +79,8 @@ def parameters(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
 def score(model: Any, tokenizer: Any, process: int, processes: int) -> dict[str, tuple[float, int]]:
     """As many answers as the process has a number, from 1, so that no two processes generate as often."""
     prompts = [[5, 6, 7 + number] for number in range(process + 1)]
-    answers = [generate_batch(model, tokenizer, [prompt], 2, [])[0] for prompt in prompts]
-    return {"answers": (float(sum(len(answer.token_ids) for answer in answers)), len(answers))}
+    answers = [generate_batch(model, [prompt], 2, [])[0] for prompt in prompts]
+    return {"answers": (float(sum(len(answer) for answer in answers)), len(answers))}
 
 
 def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> dict[str, Any]:

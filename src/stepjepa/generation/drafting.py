@@ -79,7 +79,7 @@ class Drafter:
                 states_ND[-1:], likeliest_N[-1:], min(self.count, room), self.view
             )
             states_ND, likeliest_N = self._verified(drafted_T, cache, suppressed)
-            kept = _up_to_stop(likeliest_N.tolist(), stop_ids)
+            kept = up_to_stop(likeliest_N.tolist(), stop_ids)
             new_ids += kept
             passes += 1
             # The last of the likeliest tokens was not drafted; a stop token may end the answer before it.
@@ -140,6 +140,7 @@ class Drafter:
         return logits_TV.argmax(dim=-1)
 
 
-def _up_to_stop(token_ids: list[int], stop_ids: Sequence[int]) -> list[int]:
+def up_to_stop(token_ids: list[int], stop_ids: Sequence[int]) -> list[int]:
+    """The tokens up to the first that ends a continuation, which is kept."""
     ends = [place for place, token in enumerate(token_ids, 1) if token in stop_ids]
     return token_ids[: ends[0]] if ends else token_ids

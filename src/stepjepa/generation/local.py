@@ -17,17 +17,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationConfig, PreTrainedTokenizerBase
+from transformers import GenerationConfig
 
 from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, library, said, saying_out_of_memory
-from stepjepa.generation.drafting import Drafter
+from stepjepa.generation.drafting import Drafter, up_to_stop
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Drafts, Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
@@ -40,25 +40,8 @@ BATCH_SIZE = 16
 VLLM_BATCH_SIZE = 256
 
 
-class Generation(NamedTuple):
-    """One continuation.
-
-    Attributes:
-        token_ids: the new tokens before the stop token.
-        text: `token_ids` decoded without special tokens.
-        stopped: True if the model ended the text itself, False if `max_new_tokens` cut it off.
-        drafts: counts of the drafts; None if nothing was drafted.
-    """
-
-    token_ids: list[int]
-    text: str
-    stopped: bool
-    drafts: Drafts | None = None
-
-
 def generate_batch(
     model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stop_ids: Sequence[int],
@@ -67,13 +50,12 @@ def generate_batch(
     top_p: float = 1.0,
     seed: int = 0,
     suppressed: Sequence[int] = (),
-) -> list[Generation]:
-    """Continue every prompt of a batch, greedily unless a temperature is given. Returns a `Generation` per prompt, in order.
+) -> list[list[int]]:
+    """Continue every prompt of a batch, greedily unless a temperature is given.
 
     Args:
         model: any Hugging Face causal LM, PEFT models included. Its train/eval mode and generation config are
             restored afterwards.
-        tokenizer: decodes the new tokens; its padding side is ignored.
         prompts: token ids of each prompt, at least one, without padding.
         max_new_tokens: upper bound of new tokens per prompt.
         stop_ids: tokens that end a continuation.
@@ -81,6 +63,9 @@ def generate_batch(
         top_p: share of the probability mass to sample from; only with a temperature.
         seed: seed of the sampling. The global random generators are restored afterwards.
         suppressed: tokens that are never generated.
+
+    Returns:
+        The new tokens of each prompt, including the one that ends them.
     """
     # Padding is masked in the prompt and removed after the answer, so any valid id will do.
     pad_id = stop_ids[0] if stop_ids else 0
@@ -116,19 +101,7 @@ def generate_batch(
             synced_gpus=False,
         )
     new_ids = output_BT[:, ids_BT.shape[1] :].tolist()
-    return [_generation(tokenizer, ids, stop_ids) for ids in new_ids]
-
-
-def _generation(
-    tokenizer: PreTrainedTokenizerBase,
-    new_ids: list[int],
-    stop_ids: Sequence[int],
-    drafts: Drafts | None = None,
-) -> Generation:
-    ends = [position for position, token in enumerate(new_ids) if token in stop_ids]
-    kept = new_ids[: ends[0]] if ends else new_ids
-    text: Any = tokenizer.decode(kept, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return Generation(kept, text, bool(ends), drafts)
+    return [up_to_stop(ids, stop_ids) for ids in new_ids]
 
 
 @contextmanager
@@ -233,13 +206,14 @@ class LocalGenerator(BatchGenerator):
         message = (
             f"out of memory with {len(batch)} questions at once; completed work is kept; {lower}"
         )
+        answers: list[tuple[list[int], Drafts | None]]
         with saying_out_of_memory(message):
             if self._drafter is not None:
-                generations = self._drafted(self._drafter, prompts)
+                limits = self._max_new_tokens, self._stop_ids, self._suppressed
+                answers = [self._drafter.write(prompt, *limits) for prompt in prompts]
             else:
-                generations = generate_batch(
+                outputs = generate_batch(
                     self.model,
-                    self.prompter.tokenizer,
                     prompts,
                     self._max_new_tokens,
                     self._stop_ids,
@@ -248,23 +222,16 @@ class LocalGenerator(BatchGenerator):
                     seed=seed_of(0, *(request.seed for request in batch)),
                     suppressed=self._suppressed,
                 )
-        for request, ids, generation in zip(batch, prompts, generations, strict=True):
-            new_ids, stopped, drafts = generation.token_ids, generation.stopped, generation.drafts
-            text = mended(self.prompter.response(new_ids, generation.text, ids))
-            # The stop token, which `token_ids` lacks, was generated too.
-            new_tokens = len(new_ids) + stopped
-            yield Reply(request.row, text, stopped, len(ids), new_tokens, drafts=drafts)
-
-    def _drafted(self, drafter: Drafter, prompts: Sequence[list[int]]) -> list[Generation]:
-        generations = []
-        for prompt in prompts:
-            new_ids, drafts = drafter.write(
-                prompt, self._max_new_tokens, self._stop_ids, self._suppressed
+                answers = [(new_ids, None) for new_ids in outputs]
+        tokenizer = self.prompter.tokenizer
+        for request, ids, (new_ids, drafts) in zip(batch, prompts, answers, strict=True):
+            stopped = new_ids[-1] in self._stop_ids
+            kept = new_ids[:-1] if stopped else new_ids
+            decoded: Any = tokenizer.decode(
+                kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
             )
-            generations.append(
-                _generation(self.prompter.tokenizer, new_ids, self._stop_ids, drafts)
-            )
-        return generations
+            text = mended(self.prompter.response(kept, decoded, ids))
+            yield Reply(request.row, text, stopped, len(ids), len(new_ids), drafts=drafts)
 
 
 class VllmGenerator(BatchGenerator):
