@@ -28,9 +28,11 @@ import re
 import warnings
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import reduce
+from dataclasses import dataclass, field
+from functools import cache, reduce
+from itertools import count
 from operator import and_, or_
+from string import printable
 from typing import Literal
 
 from stepjepa.config.option import option
@@ -48,13 +50,6 @@ BEGIN, IN_WORD, OTHER = 0, 1, 2
 BUDGET = 600_000
 # All nine contexts; bit 0 is the rightmost one.
 _ALWAYS = 0b111_111_111
-# The contexts in which a position matches: the row "other" of the table on the left, the row "begin" on the right.
-_BOUNDARY_NULLS = {
-    "word": 0b010_101_010,
-    "no word": 0b101_010_101,
-    "begin": 0b000_000_111,
-    "end": 0b001_001_001,
-}
 _WORD = r"\w"
 
 _TOKEN = re.compile(
@@ -71,7 +66,15 @@ _UNKNOWN = re.compile(r"[^ -~]|\\[0-9tnrfvxuN]")
 _ENDS = ("|", "&", ")", "")
 _GROUPS = ("(", "(?:")
 _REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
-_PLACES = {r"\b": "word", r"\B": "no word", "^": "begin", r"\A": "begin", "$": "end", r"\Z": "end"}
+# The contexts in which a position matches: the row "other" of the table on the left, the row "begin" on the right.
+_PLACES = {
+    r"\b": 0b010_101_010,
+    r"\B": 0b101_010_101,
+    "^": 0b000_000_111,
+    r"\A": 0b000_000_111,
+    "$": 0b001_001_001,
+    r"\Z": 0b001_001_001,
+}
 
 
 class PatternError(ValueError):
@@ -99,8 +102,6 @@ def tokens_of(text: str, word_boundary: WordBoundary = "zero_width") -> list[str
     if word_boundary == "letter":
         tokens = ["b" if token == r"\b" else token for token in tokens]
     for token in filter(_is_set, tokens):
-        if token == "\\":
-            raise PatternError("ends with a backslash")
         if _UNKNOWN.search(token):
             raise NotSupportedError(
                 f"{token} is not supported: only printable ASCII, no backreferences"
@@ -126,7 +127,7 @@ def _repeats(token: str) -> bool:
 
 def set_of(token: str) -> re.Pattern[str]:
     """A pattern that matches exactly the characters of a set."""
-    text = token if len(token) > 1 or token in ".[" else re.escape(token)
+    text = token if len(token) > 1 or token in ".[\\" else re.escape(token)
     with warnings.catch_warnings():
         # Python warns about "[[a]", whose meaning may change in a later version.
         warnings.simplefilter("ignore")
@@ -137,7 +138,7 @@ class _Reader:
     """A recursive-descent parser, with a method for each level of precedence from `read` (weakest) to `atom`."""
 
     def __init__(self, tokens: list[str], space: Expressions):
-        self.tokens, self.position = tokens, 0
+        self.tokens, self.position = [*tokens, ""], 0
         self.space = space
 
     def pattern(self) -> Expression:
@@ -150,7 +151,7 @@ class _Reader:
 
     def next(self) -> str:
         """The next token, empty at the end."""
-        return self.tokens[self.position] if self.position < len(self.tokens) else ""
+        return self.tokens[self.position]
 
     def take(self) -> str:
         token = self.next()
@@ -181,20 +182,16 @@ class _Reader:
         return self.space.join(parts)
 
     def repeated(self) -> Expression:
-        # ~ binds more strongly than a repetition, and two negations cancel.
-        negated = False
-        while self.next() == "~":
-            self.take()
-            negated = not negated
         part = self.atom()
-        if negated:
-            part = self.space.negate(part)
         while _repeats(self.next()):
             part = self.space.repeat(part, *_turns(self.take()))
         return part
 
     def atom(self) -> Expression:
         token = self.take()
+        # ~ binds more strongly than a repetition.
+        if token == "~":
+            return self.space.negate(self.atom())
         if token in _ENDS or _repeats(token):
             raise PatternError("nothing to repeat or to negate")
         if token in _GROUPS:
@@ -243,11 +240,11 @@ class Alphabet:
         # \w is the first set, so bit 0 of a signature says whether a character belongs to a word.
         sets = list(dict.fromkeys([_WORD, *sets]))
         patterns = [set_of(text) for text in sets]
-        # Letters and digits first: they make the most readable examples.
-        readable = sorted(map(chr, range(32, 127)), key=lambda character: not character.isalnum())
         # Signature (the sets that contain a letter, as bits) -> the letter's first character.
         signatures: dict[int, str] = {}
-        for character in readable:
+        # The space is number 95; only other white space follows. Digits and letters, which make the most readable examples,
+        # come first.
+        for character in printable[:95]:
             signature = 0
             for bit, pattern in enumerate(patterns):
                 if pattern.fullmatch(character):
@@ -303,18 +300,19 @@ class Expression:
     """A regular expression over letters; equal expressions are one object.
 
     Attributes:
-        number: position in the order of creation, by which alternatives are sorted.
-        kind: ``set``, ``all``, ``place``, or how the parts are combined: ``join``, ``any``, ``not``, ``repeat``.
+        kind: ``set``, ``place``, or how the parts are combined: ``join``, ``any``, ``not``, ``repeat``.
         nulls: contexts in which the expression matches the empty text, as bits.
         mask: the letters of a set, as bits.
+        turns: smallest and largest number of repetitions.
+        number: position in the order of creation, by which alternatives are sorted.
     """
 
-    number: int
     kind: str
     nulls: int
     parts: tuple[Expression, ...]
     mask: int
     turns: Turns
+    number: int = field(default_factory=count().__next__)
 
 
 class Expressions:
@@ -322,36 +320,29 @@ class Expressions:
 
     def __init__(self, alphabet: Alphabet):
         self._alphabet, self._steps_left = alphabet, BUDGET
-        self._expressions: dict[tuple[object, ...], Expression] = {}
-        self._derivatives: dict[tuple[Expression, int, int], Expression] = {}
+        # Looked up by value: equal expressions must be one object, because states are compared by identity.
+        self._expression = cache(Expression)
+        self.derivative = cache(self._derive)
         # The set of all letters, as bits.
         self._all_letters = (1 << len(alphabet.kinds)) - 1
         self.nothing = self._make("set", 0)
         self.empty = self._make("join", _ALWAYS)
-        self.all = self._make("all", _ALWAYS)
+        self.all = self.negate(self.nothing)
 
     def one_of(self, token: str) -> Expression:
         """One character of a set."""
         return self._make("set", 0, mask=self._alphabet.masks[token])
 
-    def place(self, kind: str) -> Expression:
-        """A position between characters, a key of `_BOUNDARY_NULLS`."""
-        return self._make("place", _BOUNDARY_NULLS[kind])
-
-    def derivative(self, expression: Expression, previous: int, letter: int) -> Expression:
-        """The expression of all texts that may follow `letter`, after a character of the kind `previous`."""
-        key = expression, previous, letter
-        if key not in self._derivatives:
-            self._derivatives[key] = self._derive(expression, previous, letter)
-        return self._derivatives[key]
+    def place(self, nulls: int) -> Expression:
+        """A position between characters, which matches in the contexts `nulls`."""
+        return self._make("place", nulls)
 
     def _derive(self, expression: Expression, previous: int, letter: int) -> Expression:
+        """The expression of all texts that may follow `letter`, after a character of the kind `previous`."""
         # The context between `previous` and `letter`, as a bit of `nulls`.
         here = 1 << 3 * previous + self._alphabet.kinds[letter]
         if expression.kind == "set":
             return self.empty if expression.mask >> letter & 1 else self.nothing
-        if expression.kind == "all":
-            return expression
         if expression.kind == "place":
             return self.nothing
         if expression.kind == "join":
@@ -390,14 +381,8 @@ class Expressions:
         mask: int = 0,
         turns: Turns = (1, 1),
     ) -> Expression:
-        # Looked up by value: equal expressions must be one object, because states are compared by identity.
         self.spend(4 + len(parts))
-        key = kind, nulls, parts, mask, turns
-        if key not in self._expressions:
-            self._expressions[key] = Expression(
-                len(self._expressions), kind, nulls, parts, mask, turns
-            )
-        return self._expressions[key]
+        return self._expression(kind, nulls, parts, mask, turns)
 
     def join(self, parts: Iterable[Expression]) -> Expression:
         """The parts in order; without parts the empty text."""
@@ -440,10 +425,6 @@ class Expressions:
         """Every text that the part does not match."""
         if part.kind == "not":
             return part.parts[0]
-        if part is self.nothing:
-            return self.all
-        if part is self.all:
-            return self.nothing
         return self._make("not", _ALWAYS & ~part.nulls, (part,))
 
     def repeat(self, part: Expression, low: int, high: int | None) -> Expression:
