@@ -94,7 +94,7 @@ EQUAL = [
     (r"3\sqrt{2}", r"\boxed{\sqrt{18}}"), ("x^2+2x+1", r"\boxed{(x+1)^2}"), ("x^2+2x+1", r"so it is $(x+1)^2$."),
     (r"2\pi", r"The answer is \(2\pi\)."), (r"\{1,2\}", r"\boxed{\{2,1\}}"), ("5", r"\boxed{x = 5}"),
     ("18", "She makes 18."), ("50\\%", r"\boxed{0.5}"), (r"\text{Saturday}", r"\boxed{Saturday}"),
-    (r"We get \boxed{7}.", r"\boxed{7}"),
+    (r"We get \boxed{7}.", r"\boxed{7}"), ("3k", r"\boxed{3000}"),
 ]  # fmt: skip
 UNEQUAL = [
     (r"\frac{1}{2}", r"\boxed{\frac{1}{3}}"), (r"\frac{1}{3}", r"\boxed{0.33}"), ("x^2+2x+1", r"\boxed{(x-1)^2}"),

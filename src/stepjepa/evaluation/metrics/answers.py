@@ -8,7 +8,6 @@ forever (`9^{9^{9^9}}`). Its parser for plain expressions is not used, because t
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from collections.abc import Mapping
@@ -26,7 +25,7 @@ from stepjepa.data.answers import (
 )
 from stepjepa.data.blocks import answer_of
 from stepjepa.data.tasks import TASKS, task_class
-from stepjepa.errors import ConfigError, DataError
+from stepjepa.errors import ConfigError, DataError, library
 from stepjepa.evaluation.metrics.base import OPTIONS, Judgement, Metric, Row, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
 
@@ -222,10 +221,7 @@ class MathAnswer(FinalAnswer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if importlib.util.find_spec("math_verify") is None:
-            raise ConfigError(
-                "the metric math needs the package math-verify: pip install 'stepjepa[math]'"
-            )
+        library("math_verify", "math")
         self._worker = Worker(same_value, imports="math_verify")
 
     def score(self, generated: str, row: Row) -> Judgement:
@@ -243,7 +239,7 @@ class MathAnswer(FinalAnswer):
             return Judgement(0.0, None, answer, "the reference has no final answer")
         if source is None:
             return Judgement(0.0, gold, None, "no answer found")
-        if answer is not None and _plainly_same(gold, answer):
+        if answers_match(answer, gold):
             return Judgement(1.0, gold, answer)
         if max(len(gold), len(source)) > _LONGEST:
             return Judgement(0.0, gold, answer, f"longer than {_LONGEST} characters")
@@ -256,19 +252,6 @@ class MathAnswer(FinalAnswer):
 
 def _boxed(answer: str) -> str:
     return f"\\boxed{{{answer.strip().strip('$')}}}"
-
-
-def _plainly_same(gold: str, answer: str) -> bool:
-    """Whether two answers consist of the same characters, or the same number written without letters."""
-    gold_text, answer_text = plain_text(gold), plain_text(answer)
-    if gold_text == answer_text:
-        return gold_text != ""
-    # `5m`, which may be a product, and 50%, which may be a half, are left to math-verify.
-    characters = gold_text + answer_text
-    if any(map(str.isalpha, characters)) or "%" in characters:
-        return False
-    number = number_of(gold)
-    return number is not None and number == number_of(answer)
 
 
 def same_value(gold: str, answer: str) -> tuple[bool, str]:
