@@ -22,8 +22,8 @@ CONFIDENCE = 0.95
 LEAST_RIGHT = 6
 # Reasons why a claim is not established.
 NO_CONTROL, NO_COMPUTE = "no shuffled control was run", "not compared at equal compute"
-# Differences are rounded to this many digits of the larger value, so that 0.60 - 0.55 and 0.55 - 0.50 are equal.
-_DIGITS = 12
+# Differences are rounded to this many decimals, so that 0.60 - 0.55 and 0.55 - 0.50 are equal.
+_DECIMALS = 12
 
 
 class Interval(NamedTuple):
@@ -195,13 +195,9 @@ def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Pai
     """
     from scipy import stats
 
-    pairs = np.array(list(zip(values, baseline, strict=True)), dtype=np.float64).reshape(-1, 2)
-    differences = pairs[:, 0] - pairs[:, 1]
+    exact = [value - base for value, base in zip(values, baseline, strict=True)]
     # Without rounding, equal differences would count as a tiny spread (a huge t), and ties of the ranks would be missed.
-    scale = np.abs(pairs).max(initial=0.0)
-    if scale > 0:
-        decimals = _DIGITS - math.ceil(math.log10(scale))
-        differences = np.round(differences, min(decimals, 300))
+    differences = np.round(exact, _DECIMALS)
     middle = summary(differences.tolist())
     t_p = wilcoxon_p = effect_size = None
     if middle.estimate is not None and middle.sd is not None:
