@@ -103,9 +103,7 @@ def test_an_evaluation_with_drafts(evaluate, home, model):
 
 
 def test_the_solutions_are_those_of_plain_greedy_decoding(home, tmp_path, capsys):
-    words = (
-        f"generate {home}/test.jsonl --model_name {home}/next_latent --temperature 0 --attempts 1 --max_new_tokens 24"
-    )
+    words = f"generate {home}/test.jsonl --model_name {home}/next_latent --temperature 0 --max_new_tokens 24"
     for name, flags in (("plain", []), ("drafted", ["--draft_tokens", "4"])):
         said = printed(capsys, [*words.split(), "--output_file", tmp_path / f"{name}.jsonl", *flags])
     assert "  drafts: " in said and "kept per pass of the model" in said

@@ -337,12 +337,12 @@ NOWHERE = "http://127.0.0.1:9/v1"
 @pytest.mark.parametrize(
     ("text", "flags", "said"),
     [
-        (ROW, "--temperature 0", "every attempt would give the same response"),
         (ROW, "--prompt_template Solve", "it must contain {question}"),
         (ROW, "--output_file out.json", "must end in .jsonl"),
         (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
         (ROW, "--base_url none", "needs --base_url"),
         (ROW, "--base_url localhost:8000", "takes only an address"),
+        (ROW, "--base_url http://host:port/v1", "takes only an address"),
         (ROW, "--base_url http://me:pw@host/v1", "pass a key with --api_key_env"),
         (ROW, "--api_key_env BROKEN_KEY", "no variable of that name has a key"),
         (ROW, "--api_key_env sk-proj-abc", "no variable of that name has a key"),

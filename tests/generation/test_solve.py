@@ -95,11 +95,12 @@ def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
 
 
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
-    run(options(attempts=1))
+    run(options(temperature=0))
     left = rows(tmp_path / "out.unsolved.jsonl")
     found = read_problems(options("again.jsonl", file=str(tmp_path / "out.unsolved.jsonl"))).problems
     expected = [(row["question"], row["answer"], row["ground_truth"]) for row in left]
-    assert left and [(one.question, one.answer, one.ground_truth) for one in found] == expected
+    assert left and {row["attempt"] for row in left} == {1}
+    assert [(one.question, one.answer, one.ground_truth) for one in found] == expected
 
 
 CHAT = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "q"), ("assistant", "3"))]

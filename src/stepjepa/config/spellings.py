@@ -315,7 +315,7 @@ LEFT: dict[str, Answer] = {
     ),
     **_answers(
         "",
-        "was removed: ask once with --temperature 0 --attempts 1, then ask the unsolved file again",
+        "was removed: ask with --temperature 0, then ask the unsolved file again",
         greedy_first="false",
     ),
     **_answers(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
 from stepjepa.data.options import SYSTEM_PROMPT, ColumnOptions, PromptOptions, TemplateOptions
-from stepjepa.errors import ConfigError, library
+from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoadingOptions
 
 # The placeholder in --prompt_template.
@@ -23,6 +22,11 @@ SAMPLING = "sampling"
 _LOCAL = "local"
 _ENDPOINT = "endpoint"
 _OUTPUT = "output"
+# A server's address: a name or an IPv6 address in brackets, a port and a path; without a user, a query or a fragment, which
+# may hold a key.
+_ADDRESS = re.compile(
+    r"https?://([^\s@?#/:[\]]+|\[[\da-f.:]+\])(:\d{1,5})?(/[^\s?#]*)?", re.IGNORECASE
+)
 _VLLM: Needs = {"backend": ("vllm",)}
 
 
@@ -89,9 +93,6 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
                 f"--{_NAME.draft_tokens} drafts only greedy answers with transformers; set --{_NAME.temperature} 0 and "
                 f"--{_NAME.backend} transformers, or leave it out"
             )
-        # Before anything is read or written; a missing package raises an error that says how to install it.
-        if self.backend == "vllm":
-            library("vllm", "vllm")
 
     def deciding(self) -> dict[str, Any]:
         """The options that the answers depend on; work resumes only if they are equal."""
@@ -126,7 +127,10 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
     )
 
     attempts: int = option(
-        4, "Attempts per question; the first right answer is kept.", SAMPLING, at_least=1
+        4,
+        "Attempts per question; the first right answer is kept. At temperature 0 there is one.",
+        SAMPLING,
+        at_least=1,
     )
     temperature: float = option(0.7, "Sampling temperature; 0 is greedy.", SAMPLING, at_least=0)
     top_p: float = option(
@@ -172,11 +176,6 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
                 raise ConfigError(f"--{name} must be given")
         super().check()
         ColumnOptions.check(self)
-        if self.temperature == 0 and self.attempts > 1:
-            raise ConfigError(
-                f"with {_NAME.temperature} 0 every attempt would give the same response; set --{_NAME.attempts} 1, or a "
-                "temperature above 0"
-            )
         if QUESTION not in self.prompt_template:
             raise ConfigError(
                 f"{_NAME.prompt_template} is {self.prompt_template!r}; it must contain {QUESTION}"
@@ -195,18 +194,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
             return
         if not self.base_url:
             raise ConfigError(f"{needed} needs {address}, such as http://localhost:8000/v1")
-        # A ValueError comes from a port that is not a number, or from a broken IPv6 address.
-        usable = False
-        with suppress(ValueError):
-            url = urlsplit(self.base_url)
-            extra = url.username or url.password or url.query or url.fragment
-            usable = (
-                url.scheme in ("http", "https")
-                and bool(url.hostname)
-                and url.port != 0
-                and not extra
-            )
-        if not usable:
+        if not _ADDRESS.fullmatch(self.base_url):
             # The address may contain a key, so the message does not repeat it.
             example = f"only an address, such as http://localhost:8000/v1; pass a key with --{_NAME.api_key_env}"
             raise ConfigError(f"{address} takes {example}")

@@ -274,7 +274,9 @@ def solve(
     """
     last: dict[int, Attempt] = {}
     unsolved = list(range(len(problems)))
-    for number in range(1, options.attempts + 1):
+    # At temperature 0 every attempt would give the same response.
+    attempts = options.attempts if options.temperature else 1
+    for number in range(1, attempts + 1):
         if not unsolved:
             break
         # When work is resumed, stored attempts pass through here too, so the same questions remain unsolved.
