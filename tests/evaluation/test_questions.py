@@ -69,7 +69,7 @@ def test_every_row_is_counted():
         chat(("system", "S"), ("user", "c"), ("assistant", "d")),
     ]
     found = read(rows)
-    assert (found.rows_read, found.own_system_prompts, [one.index for one in found.questions]) == (5, 1, [0, 4])
+    assert (found.rows_read, [one.index for one in found.questions]) == (5, [0, 4])
     assert found.rows_skipped == {"no_assistant_message": 1, "no_user_message": 1, "no_known_columns": 1}
     assert len(read(rows, limit=1).questions) == 1 and read(rows, limit=2).rows_read == 2
     with pytest.raises(DataError, match="none of 2 rows can be evaluated on; skipped.*first: list row 0"):
@@ -97,7 +97,7 @@ def test_system_messages():
 @pytest.mark.parametrize(
     ("asked", "use", "known", "expected"),
     [
-        ("as_trained", False, {"Solve.": 9}, ("Solve.", False, "'Solve.', as in training")),
+        ("as_trained", False, {"Solve.": 9}, ("Solve.", False, "'Solve.', as in training, not the file's own")),
         ("as_trained", False, {None: 9}, (None, False, "none, as in training")),
         ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "used several")),
         ("as_trained", False, {"S": 5, "others": 100}, ("S", True, "used several")),

@@ -62,13 +62,6 @@ class SystemPrompt(NamedTuple):
         rest = messages[1:] if has_own else messages
         return rest if self.text is None else [{"role": "system", "content": self.text}, *rest]
 
-    def line(self, with_own: int, rows: int) -> str:
-        """The line to print; `with_own` of `rows` rows have a system message in the file."""
-        what = "keep their own" if self.keep else "have one in the file, which is replaced"
-        return f"system   {self.origin}" + (
-            f"; {with_own} of {rows} rows {what}" if with_own else ""
-        )
-
 
 def choose_system_prompt(
     setting: str | None, use_test_prompts: bool, record: DataReport, name: str
@@ -81,7 +74,8 @@ def choose_system_prompt(
     if use_test_prompts:
         return SystemPrompt(None, True, f"the file's own (--{_NAME.use_test_prompts})")
     if setting != AS_TRAINED:
-        return SystemPrompt(setting, False, f"{quoted(setting)} (--{_NAME.system_prompt})")
+        origin = f"{quoted(setting)} (--{_NAME.system_prompt}), not the file's own"
+        return SystemPrompt(setting, False, origin)
     # None stands for rows without a message; the unary plus of a Counter drops entries without rows.
     prompts: Counter[str | None] = Counter(record.system_prompts)
     prompts[None] = record.without_system_prompt
@@ -91,7 +85,7 @@ def choose_system_prompt(
         )
     (common, _), *further = (+prompts).most_common()
     if not further and not record.other_system_prompts:
-        return SystemPrompt(common, False, f"{quoted(common)}, as in training")
+        return SystemPrompt(common, False, f"{quoted(common)}, as in training, not the file's own")
     origin = "the file's own, because training used several"
     return SystemPrompt(common, True, f"{origin}; for rows without one {quoted(common)}")
 
@@ -134,14 +128,9 @@ class Question:
 
 @dataclass
 class QuestionSet(RowCounts):
-    """The questions of a file; every row that was read is in `questions` or counted as skipped.
-
-    Attributes:
-        own_system_prompts: number of rows with a system message in the file.
-    """
+    """The questions of a file; every row that was read is in `questions` or counted as skipped."""
 
     questions: list[Question] = field(default_factory=list)
-    own_system_prompts: int = 0
 
     def fingerprint(self) -> str:
         """A digest that changes with any prompt, any column of a row, and the order of the rows."""
@@ -168,7 +157,6 @@ def read_questions(
         question_set.rows_read += 1
         try:
             messages = row_to_messages(row, None, columns)
-            question_set.own_system_prompts += messages[0]["role"] == "system"
             template_kwargs = template_kwargs_of(row)
             last = _last_answer(messages)
             if all(turn["role"] != "user" for turn in messages[:last]):

@@ -180,7 +180,7 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             )
             for line in question_set.skipped_lines():
                 bar.say(f"         {line}")
-            bar.say(model.system.line(question_set.own_system_prompts, question_set.rows_read))
+            bar.say(f"system   {model.system.origin}")
             if prompter.note:
                 bar.say(f"note     {prompter.note}")
             likelihoods = Likelihoods({}, {})
