@@ -322,12 +322,9 @@ class Output:
             DataError: a file cannot be read or written.
         """
         partial = self.paths.partial
-        with contextlib.ExitStack() as stack:
-            if not partial.parent.exists():
-                with saying_where(partial):
-                    partial.parent.mkdir(parents=True)
-                stack.callback(_remove_if_empty, partial.parent)
-            is_locked = stack.enter_context(locked(partial.with_name(f".{partial.name}.lock")))
+        with saying_where(partial):
+            partial.parent.mkdir(parents=True, exist_ok=True)
+        with locked(partial.with_name(f".{partial.name}.lock")) as is_locked:
             if not is_locked:
                 raise ConfigError(
                     f"{partial}: another process is writing it; wait for it, or choose another file"
@@ -403,11 +400,6 @@ class Output:
         if self._file is not None:
             self._file.close()
         self.paths.partial.unlink(missing_ok=True)
-
-
-def _remove_if_empty(folder: Path) -> None:
-    with contextlib.suppress(OSError):
-        folder.rmdir()
 
 
 def _identity_in(record: Record) -> Record:
