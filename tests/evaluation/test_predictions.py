@@ -72,6 +72,7 @@ def test_one_file(file):
     assert found.kinds == {"cut_off": 1, "wrong": 1} and [one.index for one in found.examples["wrong"]] == [3]
     text = str(found)
     assert "5 answers, 3 right, 2 wrong" in text and "60.0 % (23.1 to 88.2)" in text
+    assert text.endswith("    expected '3'\n    found '-7'\n    response It is -7")
     record = json.loads(json.dumps(found.record()))
     assert record["accuracy"]["value"] == 0.6 and record["examples"]["wrong"][0]["question"] == "Question 3?"
 

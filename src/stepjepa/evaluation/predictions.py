@@ -220,15 +220,8 @@ class PredictionAnalysis:
                 note = f" ({example.note})" if example.note else ""
                 yield f"  index {example.index}: {one_line(example.question, _SHOWN)}"
                 yield f"    expected {quoted(example.gt_answer or example.ground_truth)}"
-                yield f"    found {_answer_text(example)}{note}"
-
-
-def _answer_text(prediction: Prediction) -> str:
-    """The extracted answer, followed by the response if that is longer."""
-    answer, response = prediction.gen_answer, prediction.generated_response
-    if response.strip() == (answer or "").strip():
-        return quoted(answer)
-    return f"{quoted(answer)}: {one_line(response, _SHOWN)}"
+                yield f"    found {quoted(example.gen_answer)}{note}"
+                yield f"    response {one_line(example.generated_response, _SHOWN)}"
 
 
 @dataclass(frozen=True)
