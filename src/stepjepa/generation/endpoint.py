@@ -15,7 +15,6 @@ from huggingface_hub import AsyncInferenceClient
 from huggingface_hub.errors import HfHubHTTPError, InferenceTimeoutError
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import TRAINED
 from stepjepa.errors import ConfigError
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.output import Reply, Request, mended
@@ -198,8 +197,7 @@ class EndpointGenerator:
         }
         # A field that is None, as a user's `extra_body` may set it, is not sent.
         body = {name: value for name, value in fields.items() if value is not None}
-        # `TRAINED`, our own field in a message, is unknown to servers, and some reject unknown fields.
-        messages = [{key: turn[key] for key in turn if key != TRAINED} for turn in request.messages]
+        messages = [dict(turn) for turn in request.messages]
         try:
             answer = await client.chat_completion(
                 messages, model=options.model_name, extra_body=body
