@@ -86,8 +86,8 @@ def prediction_of(
     """
     judgements = [judgement_of(metric, reply, question) for metric in metrics]
     first = judgements[0]
-    # A user's function may return numbers between 0 and 1; 0 and 1 are verdicts.
-    binary = metrics[0].kind == "accuracy" or (metrics[0].is_custom and first.score in (0.0, 1.0))
+    # A user's function may also return numbers between 0 and 1.
+    is_verdict = metrics[0].kind != "count" and first.score in (0.0, 1.0)
     stop_reason = STOPPED if reply.stopped else CUT
     return Prediction(
         question.index,
@@ -96,7 +96,7 @@ def prediction_of(
         reply.text,
         gt_answer=first.gold,
         gen_answer=first.answer,
-        correct=first.score == 1.0 if binary else None,
+        correct=first.score == 1.0 if is_verdict else None,
         stop_reason=stop_reason if reply.refused is None else REFUSED,
         tokens=reply.new_tokens,
         scores={
@@ -113,17 +113,13 @@ def prediction_of(
 def summarise(metric: Metric, predictions: Sequence[Prediction]) -> Record:
     """Summarize a metric: a share with its Wilson interval, or a mean with its t interval.
 
-    A user's function that only returned 0 and 1 gives a share too.
+    A metric that only returned 0 and 1 gives a share.
     """
-    values = [prediction.scores[metric.name] for prediction in predictions]
-    binary = metric.kind == "accuracy"
+    scores = [prediction.scores[metric.name] for prediction in predictions]
     # NaN stands for an answer that cannot be counted.
-    if metric.kind == "count":
-        values = [value for value in values if not math.isnan(value)]
-    elif metric.is_custom:
-        binary = set(values) <= {0.0, 1.0}
+    values = [score for score in scores if not math.isnan(score)]
     n = len(values)
-    if binary:
+    if metric.kind != "count" and set(values) <= {0.0, 1.0}:
         right = values.count(1.0)
         interval = share(right, n)
         return {"kind": "accuracy", **interval._asdict(), "correct": right, "n": n}

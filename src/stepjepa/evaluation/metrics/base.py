@@ -50,7 +50,7 @@ class Judgement(NamedTuple):
     """A metric's judgement of one generated text.
 
     Attributes:
-        score: 0 to 1; for an accuracy 0 or 1; for a count any number, NaN if the metric does not apply to the text.
+        score: 0 to 1; for a count any number, NaN if the metric does not apply to the text.
         gold: the reference answer extracted from the row; None if there is none.
         answer: the answer extracted from the generated text; None if there is none.
         note: why the score is not 1, or what could not be decided; empty if there is nothing to add.
@@ -78,7 +78,7 @@ class Metric(ABC):
 
     Attributes:
         name: name for `make_metric`.
-        kind: an ``accuracy`` is 0 or 1 for each row, a ``score`` any number from 0 to 1, a ``count`` any number or NaN.
+        kind: a ``score`` is a number from 0 to 1 for each row, where 0 and 1 are verdicts; a ``count`` any number or NaN.
         higher_is_better: whether a larger value is better, for studies.
         is_custom: whether the metric is a user's function.
         columns: columns to search for the reference, in this order; ``messages`` means the last answer of the chat.
@@ -91,7 +91,7 @@ class Metric(ABC):
     _worker: Any = field(default=None, init=False, repr=False)
 
     name: ClassVar[str] = ""
-    kind: ClassVar[Literal["accuracy", "score", "count"]] = "accuracy"
+    kind: ClassVar[Literal["score", "count"]] = "score"
     higher_is_better: ClassVar[bool] = True
     is_custom: ClassVar[bool] = False
     columns: ClassVar[tuple[str, ...]] = (
@@ -173,7 +173,6 @@ class CustomMetric(Metric):
 
     target: str
 
-    kind = "score"
     is_custom = True
 
     def __post_init__(self) -> None:
