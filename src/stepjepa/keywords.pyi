@@ -165,7 +165,7 @@ class TrainKeywords(ExampleKeywords, total=False):
     hub_token: str | None
     hub_private_repo: bool | None
     hub_model_id: str | None
-    hub_strategy: str
+    hub_strategy: Literal["end"]
     hub_always_push: bool
     hub_revision: str | None
     load_best_model_at_end: bool
@@ -188,7 +188,7 @@ class TrainKeywords(ExampleKeywords, total=False):
     dataloader_in_order: bool
     remove_unused_columns: bool
     label_names: list[str] | None
-    train_sampling_strategy: Literal["random", "sequential", "group_by_length", "batch_rebalance"]
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"]
     length_column_name: str
     ddp_find_unused_parameters: bool | None
     ddp_bucket_cap_mb: int | None

@@ -21,8 +21,8 @@ REFUSED = {
     ("bf16_full_eval", True): "this trainer does not support",  # evaluation is in the weights' own dtype
     ("fp16_full_eval", True): "this trainer does not support",
     ("use_liger_kernel", True): "replaces parts of the model",
-    ("hub_strategy", "checkpoint"): "checkpoints are not uploaded",
-    ("hub_strategy", "all_checkpoints"): "checkpoints are not uploaded",
+    ("hub_strategy", "checkpoint"): "hub_strategy is .*; known: end",
+    ("hub_strategy", "all_checkpoints"): "hub_strategy is .*; known: end",
     ("fsdp", True): "only works in distributed training",
     ("tf32", True): "requires Ampere",
     ("save_strategy", "best"): "metric_for_best_model",

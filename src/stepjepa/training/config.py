@@ -10,9 +10,8 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 import transformers
@@ -20,7 +19,7 @@ from accelerate.utils import parse_flag_from_env
 from transformers.trainer_pt_utils import AcceleratorConfig
 
 from stepjepa.config.option import Names, option, options_of, public_values
-from stepjepa.config.spellings import by_our_names, published
+from stepjepa.config.spellings import by_our_names
 from stepjepa.config.values import did_you_mean
 from stepjepa.config.yaml_file import representable
 from stepjepa.errors import ConfigError, said
@@ -127,7 +126,10 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         ConfigError: a value cannot be used.
     """
 
-    hub_strategy: str = option(  # type: ignore[assignment]
+    train_sampling_strategy: Literal["random", "sequential", "group_by_length"] = option(  # type: ignore[assignment]
+        "random", "Order of the training examples.", _TRAINER
+    )
+    hub_strategy: Literal["end"] = option(  # type: ignore[assignment]
         "end",
         "What --push_to_hub uploads. Only end is supported: the final model, once training has ended.",
         _TRAINER,
@@ -230,12 +232,8 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         Raises:
             ConfigError: such an option is set; the message says what to do instead.
         """
-        strategy = representable(self.hub_strategy)
-        sampling = self.train_sampling_strategy
-        # Any true value is refused, but two options have values that are supported.
+        # Any true value is refused.
         values: dict[str, Any] = {name: getattr(self, name) for name in _UNSUPPORTED}
-        values[_NAME.hub_strategy] = strategy != "end" and strategy
-        values[_NAME.train_sampling_strategy] = sampling not in _SAMPLINGS and sampling
         # `accelerate launch` turns on DeepSpeed through an environment variable.
         if not self.deepspeed:
             values[_NAME.deepspeed] = (
@@ -344,14 +342,11 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
 
 _NAME = Names(JEPAConfig)
-_SAMPLINGS = ("random", "sequential", "group_by_length")
 # Options of `TrainingArguments` that would be ignored, and what to do instead.
 _UNSUPPORTED = {
     _NAME.label_smoothing_factor: "leave it out",
     _NAME.bf16_full_eval: "leave it out",
     _NAME.fp16_full_eval: "leave it out",
-    _NAME.train_sampling_strategy: "leave it out",
-    _NAME.hub_strategy: "use end: checkpoints are not uploaded",
     _NAME.include_for_metrics: "compute_metrics gets only predictions and labels; leave it out",
     _NAME.use_liger_kernel: "it replaces parts of the model; leave it out",
     _NAME.deepspeed: f"shard the weights with {_NAME.fsdp}",
@@ -392,7 +387,7 @@ _REFUSED = {
 
 
 def check_arguments(arguments: dict[str, Any]) -> None:
-    """Refuse arguments that a `JEPATrainer` would ignore, and options, which belong to `JEPAConfig`.
+    """Refuse arguments that a `JEPATrainer` would ignore.
 
     Raises:
         ConfigError: there is such an argument; the message says what to do instead.
@@ -400,12 +395,6 @@ def check_arguments(arguments: dict[str, Any]) -> None:
     for name, reason in _REFUSED.items():
         if arguments.get(name) is not None:
             raise ConfigError(f"JEPATrainer does not take {name}: {reason}")
-    options = options_of(JEPAConfig).keys()
-    spellings = published(JEPAConfig).keys()
-    for name in arguments.keys() & (options | spellings):
-        named = {name: arguments[name]}
-        (ours,) = by_our_names(named, JEPAConfig) or (name,)
-        raise ConfigError(f"JEPATrainer does not take {name}; write JEPAConfig({ours}=...)")
 
 
 def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> None:
@@ -420,16 +409,11 @@ def check_optimizer(args: JEPAConfig, model: transformers.PreTrainedModel) -> No
     # Construct both once, before anything is written. The schedule has one step and no warm-up.
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule_options: Any = args.lr_scheduler_kwargs
-    schedule = args.lr_scheduler_type
-    makers: dict[str, Callable[[], object]] = {
-        _NAME.optim: lambda: Trainer.get_optimizer_cls_and_kwargs(args, model),
-        _NAME.lr_scheduler_type: lambda: get_scheduler(schedule, optimizer, 0, 1, schedule_options),
-    }
-    for name, make in makers.items():
-        try:
-            make()
-        except (ImportError, ValueError, TypeError) as error:
-            value = representable(getattr(args, name))
-            raise ConfigError(
-                f"{name} is {value}, which cannot be constructed: {said(error)}"
-            ) from error
+    try:
+        Trainer.get_optimizer_cls_and_kwargs(args, model)
+        get_scheduler(args.lr_scheduler_type, optimizer, 0, 1, schedule_options)
+    except (ImportError, ValueError, TypeError) as error:
+        schedule = f"{_NAME.lr_scheduler_type} {representable(args.lr_scheduler_type)}"
+        raise ConfigError(
+            f"{_NAME.optim} {representable(args.optim)} or {schedule} cannot be constructed: {said(error)}"
+        ) from error

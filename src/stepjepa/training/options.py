@@ -281,14 +281,6 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     ]
     # Of the options that the objective reads, those whose `needs` are not met.
     unread += unread_options(options, changed - idle)
-    if (
-        options.control == "random"
-        and options.target_encoder != SELF
-        and objective_of(options).makes_pairs
-    ):
-        unread.append(
-            Unread(_NAME.target_encoder, f"with --{_NAME.control} random: no target is used")
-        )
     return unread
 
 

@@ -199,11 +199,8 @@ def set_up_model(
     # Distributed processes would wait for the gradients of parameters that no text reaches.
     frozen = freeze_unreached(model)
     if frozen:
-        parts = list(dict.fromkeys(".".join(name.split(".")[:2]) for name in frozen))
         logger.warning(
-            "%d parameters that no loss reaches are frozen; they are in %s",
-            len(frozen),
-            ", ".join(parts[:3]),
+            "%d parameters that no loss reaches are frozen, such as %s", len(frozen), frozen[0]
         )
     setup = ModelSetup(vocabulary, predictor_ids, forward, objective, tuple(frozen))
     vars(inner)[_SETUP] = setup
