@@ -218,7 +218,7 @@ def test_what_cannot_be_streamed(tmp_path, streamed):
 def test_a_stream_resumes_after_the_batches_that_were_trained_on(tmp_path, streamed):
     stream, again = streamed(), streamed()
     taken = list(islice(stream.batches(4), 5))
-    stream.save(tmp_path, 4)
+    stream.save(tmp_path)
     again.resume(tmp_path, 4)
     batches = list(islice(again.batches(4), 5))
     assert batches[:4] == [None] * 4 and keys(batches[4:]) == keys(taken[4:])

@@ -453,7 +453,7 @@ class CheckpointedTrainer(Trainer):
                 self.accelerator.wait_for_everyone()
                 super()._save_checkpoint(model, trial)
                 if isinstance(self.train_dataset, StreamedExamples):
-                    self.train_dataset.save(folder, step)
+                    self.train_dataset.save(folder)
                 self.accelerator.wait_for_everyone()
                 if self.args.should_save:
                     write_manifest(folder)

@@ -5,7 +5,6 @@ Only the loader of a stream and a mixture of data sets load torch.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
     from stepjepa.training.config import JEPAConfig
 
 _NAME = Names(JEPAOptions, TrainerOptions)
-# Number of windows whose starts are kept; a checkpoint records the start of the window that contains its step.
-_KEPT_STARTS = 64
 # One file per process in a checkpoint.
 _STREAM = "stream_{}.json"
 
@@ -121,26 +118,15 @@ def encode(
 
 def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataError:
     """The error for data without pairs; `what` begins the sentence (``no example has``)."""
-    plain = f"--{_NAME.objective} regular"
     counts = report.examples_without_pairs.most_common()
-    # One piece of advice, for the first of the reasons below that was seen.
     reasons = "; ".join(f"{count:,}: {reason_words(reason)}" for reason, count in counts)
-    if "horizon_beyond_answer" in report.examples_without_pairs:
-        horizons = ", ".join(map(str, options.horizons))
-        advice = f"no answer has that many further steps, so lower the horizon (now {horizons})"
-    elif "view_refused" in report.examples_without_pairs:
-        advice = (
-            f"use --{_NAME.views} in_context, or a chat template that can render a single message"
-        )
-    elif report.first_without_target:
+    advice = f"raise --{_NAME.max_length}, or train with --{_NAME.objective} regular"
+    if report.first_without_target:
         first = report.first_without_target
         advice = f"give --{_NAME.jepa_target_column} a column that holds text (first row without: {first})"
     elif find_objective(options.objective)(options).needs_steps:
-        without_steps = f"--{_NAME.objective} llm_jepa, which needs no steps"
         splitter = f"--{_NAME.step_splitter} and --{_NAME.step_separator}"
-        advice = f"check {splitter}, or train with {without_steps}, or with {plain}"
-    else:
-        advice = f"raise --{_NAME.max_length}, or train with {plain}"
+        advice = f"check {splitter} and the horizons, or train with --{_NAME.objective} llm_jepa, which needs no steps"
     return DataError(
         f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}"
     )
@@ -166,14 +152,12 @@ class StreamedExamples:
 
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
         self.stream, self.draw, self.args = stream, draw, args
-        # The reports as they are before any row is read; `resume` starts from them.
-        self._unread = copy.deepcopy(stream.reports)
         # Number of optimizer steps before the run was resumed.
         self._done = 0
         # The window to resume in: the number of steps before it, and where it begins.
-        self._resumed: tuple[int, StreamStart | None] = (0, None)
-        # The same for the most recent windows, for `save`.
-        self._starts: dict[int, StreamStart] = {}
+        self._resumed: tuple[int, StreamStart] = (0, stream.rows.start())
+        # The same for the current window, for `save`.
+        self._window = self._resumed
 
     def batches(self, size: int) -> Iterator[list[Example] | None]:
         """Micro-batches of `size` examples; None for those that were trained on before a resume.
@@ -186,15 +170,12 @@ class StreamedExamples:
         yield from [None] * (self._done * accumulation)
         step_size = size * accumulation
         number, start = self._resumed
-        self._starts = {}
         share = self.stream.part(self.args.process_index, self.args.world_size)
         # A window consists of complete steps, so that no step needs two windows.
         window_size = -(-self.args.shuffle_buffer // step_size) * step_size
         for begin, window in share.windows(window_size, start, step_size):
             self._check_pairs()
-            self._starts[number] = begin
-            while len(self._starts) > _KEPT_STARTS:
-                del self._starts[min(self._starts)]
+            self._window = (number, begin)
             window = self._ordered(window, begin.window, step_size)
             for first in range(0, len(window), step_size):
                 number += 1
@@ -257,15 +238,11 @@ class StreamedExamples:
 
     # Resuming
 
-    def save(self, folder: Path, steps: int) -> None:
-        """Write this process's position in its share of the stream after `steps` optimizer steps."""
-        # The start of the window that contains the step; a resumed run reads the window again and skips its first steps.
-        first = max(number for number in self._starts if number <= steps)
-        record = {
-            "shares": self.args.world_size,
-            "first_step": first,
-            "start": list(self._starts[first]),
-        }
+    def save(self, folder: Path) -> None:
+        """Write this process's position in its share of the stream."""
+        # A resumed run reads the current window again and skips its first steps.
+        first, start = self._window
+        record = {"shares": self.args.world_size, "first_step": first, "start": list(start)}
         write_json(folder / _STREAM.format(self.args.process_index), record, indent=None)
 
     def resume(self, folder: Path | None, steps: int = 0) -> None:
@@ -276,10 +253,7 @@ class StreamedExamples:
             ConfigError: the stream of that run is divided among another number of processes, as a run of version 0.2 that
                 was itself resumed may have done.
         """
-        self._done, self._resumed = steps, (0, None)
-        # Updated in place, because `ExampleReader.reports` has the same objects.
-        for report, unread in zip(self.stream.reports, self._unread, strict=True):
-            vars(report).update(vars(copy.deepcopy(unread)))
+        self._done, self._resumed = steps, (0, self.stream.rows.start())
         if folder is None:
             return
         record = read_json(folder / _STREAM.format(self.args.process_index))
