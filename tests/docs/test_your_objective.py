@@ -46,8 +46,9 @@ def test_the_class_is_forty_lines_and_the_pages_commands_run(trained, capsys):
     assert len([line for line in CODE.splitlines() if line.strip()]) <= 40
     for line in COMMANDS.splitlines()[:-1]:
         assert main(shlex.split(line)[1:]) == 0
-        said = capsys.readouterr().out
-        assert "--from_end INT" in said if "--help" in line else f"{NAME}, K = 2, packed" in said
+        said = " ".join(capsys.readouterr().out.split())
+        loss = f"{NAME}: 1 * LM + 0.1 * cosine, K = 2, from_end 2"
+        assert ("--from_end INT" if "--help" in line else loss) in said
     record, metrics = (json.loads((trained / f"{name}.json").read_text()) for name in ("run", "metrics"))
     assert record["settings"]["objective_options"] == {"from_end": 2} and metrics["metrics"]["jepa_loss"] > 0
     resolved = yaml.safe_load((trained / "resolved.yaml").read_text())

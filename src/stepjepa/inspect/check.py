@@ -16,7 +16,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
 from stepjepa.inspect.view import encoder_for, method_from, pop_options, tokenizer_of
 from stepjepa.objectives.base import Objective, built_in, find_objective, objective_of
-from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
+from stepjepa.training.options import ExampleOptions, JEPAOptions, loss_line, without_effect
 from stepjepa.utils.text import counted, folded, printable, wrapped
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class TokenStatistics:
     Attributes:
         tokenizer: the name of the tokenizer.
         vocabulary: the number of its entries.
-        method: the objective and its form in words.
+        method: the objective and its loss in words.
         objective: the objective itself, which the record stores by name.
         data: the data report of training: rows, pairs, lengths, labels.
         truncation: None for plain text, which is never truncated.
@@ -280,7 +280,12 @@ def read_tokens(
             longest=longest,
         )
     return TokenStatistics(
-        name, len(encoder.tokenizer), summary(method), objective_of(method), data, truncation
+        name,
+        len(encoder.tokenizer),
+        f"{method.objective}: {loss_line(method)}",
+        objective_of(method),
+        data,
+        truncation,
     )
 
 

@@ -23,7 +23,7 @@ from stepjepa.inspect.layout import NamedSpan, RowForm, row_record, token_text
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
-from stepjepa.training.options import ExampleOptions, JEPAOptions, summary, without_effect
+from stepjepa.training.options import ExampleOptions, JEPAOptions, loss_line, without_effect
 from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:
@@ -176,7 +176,8 @@ def inspect(
     record, row_notes = shown_row(rows, row, encoder, method, row_options.seed)
 
     notes = [str(unread) for unread in without_effect(method, of_method)]
-    view = RowView(f"row {row} ({place}), {summary(method)}", record, [*notes, *row_notes])
+    title = f"row {row} ({place}), {method.objective}: {loss_line(method)}"
+    view = RowView(title, record, [*notes, *row_notes])
     for file in files.values():
         view.save(file, row_options.overwrite)
     return view
@@ -314,7 +315,8 @@ def _notes(
     elif pairs and not keeps_pairs(seed, 0, index, method.jepa_ratio):
         yield f"no pair in {epoch}: with {_NAME.jepa_ratio} {method.jepa_ratio:g}, this row is trained on without its pairs"
     elif pairs and not sampled.pairs:
-        yield f"no pair: the contents are too short for {summary(method)}; the row is used for plain language modelling only"
+        too_short = f"no pair: the contents are too short for {method.objective}"
+        yield f"{too_short}; the row is used for plain language modelling only"
     elif pairs and objective.sampled:
         yield f"{counted(len(sampled.pairs), 'pair')}, sampled for {epoch}"
     if method.forward == "two_pass":

@@ -296,18 +296,6 @@ def method_of(options: object) -> JEPAOptions:
     return method
 
 
-def summary(method: JEPAOptions) -> str:
-    """The method in a few words: ``step_jepa, K = 2, packed``."""
-    objective = objective_of(method)
-    if not objective.makes_pairs:
-        return str(method.objective)
-    parts = [str(method.objective), objective.brief]
-    if objective.takes_predictors:
-        forward = "packed" if method.forward == "auto" else method.forward
-        parts += [f"K = {method.predictors}", *objective.readout, forward]
-    return ", ".join(part for part in parts if part)
-
-
 # How the loss line describes the encoder of the targets.
 _ENCODED = {
     SELF: "no gradient into the target",
@@ -317,9 +305,11 @@ _ENCODED = {
 
 
 def loss_line(args: JEPAOptions) -> str:
-    """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``."""
-    # The weights first, then when and where they apply, then the views, then what is not the default.
+    """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``; ``LM`` if it makes no pairs."""
     objective = objective_of(args)
+    if not objective.makes_pairs:
+        return "LM"
+    # The weights first, then when and where they apply, then the views, then what is not the default.
     parts = [f"{args.gamma:g} * LM + {args.lbd:g} * {objective.distance_name}"]
     if args.lbd_warmup_ratio:
         parts.append(f"lambda warmed up over {args.lbd_warmup_ratio:.0%} of the steps")
