@@ -48,21 +48,6 @@ def test_a_link_in_place_of_a_checkpoint_stops_a_run_before_anything_is_written(
         link.unlink()
 
 
-def test_a_run_is_resumed_from_a_link_and_leaves_all_links_alone(ended, elsewhere, tmp_path):
-    """The checkpoint that it is resumed from, and earlier ones that rotation would remove."""
-    out, disk = copy_of(ended, tmp_path, killed_after=4), tmp_path / "large disk"
-    shutil.rmtree(out / "checkpoint-2")
-    (out / "checkpoint-4").rename(disk)
-    for name, place in zip(("checkpoint-0", "checkpoint-1", "checkpoint-2", "checkpoint-3"), elsewhere, strict=True):
-        (out / name).symlink_to(place)
-    (out / "checkpoint-4").symlink_to(disk)
-    before = [content(place) for place in (*elsewhere, disk)]
-    assert resume(out, *CONSTANT, "--save_total_limit", 1) == 0
-    assert [content(place) for place in (*elsewhere, disk)] == before and result_of(out) == result_of(ended)
-    links = [path.name for path in out.glob("checkpoint-*") if path.is_symlink()]
-    assert len(links) == 5 and (out / "checkpoint-6").is_dir()
-
-
 @pytest.mark.parametrize("resumed", [False, True])
 def test_a_folder_that_no_run_has_begun_stays(ended, tmp_path, capsys, resumed):
     out = copy_of(ended, tmp_path, killed_after=2)

@@ -108,7 +108,6 @@ def test_run_json_says_when_where_and_how(adapter):
     assert words[:2] == ["stepjepa", "train"] and words[words.index("--hub_token") + 1] == "***"
     assert words[words.index("--track_flop") + 1] == "false" and words[words.index("--lora_rank") + 1] == "2"
     assert record["device"] == "cpu" and set(record["machine"]) == {"platform", "processor", "cpus"}
-    assert 0 < record["durations"]["training"] <= record["durations"]["total"]
     assert [path for path in adapter.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
 
 

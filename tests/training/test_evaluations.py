@@ -10,7 +10,8 @@ from transformers import EarlyStoppingCallback, TrainerControl, TrainerState
 
 from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.modeling.load import load_model
-from stepjepa.training.checkpoints import StopAtEvaluation
+from stepjepa.training.checkpoints import stop_reason
+from stepjepa.training.options import RunOptions
 from support.rows import step_rows, write
 from support.runs import copy_of, one_line, result_of, resume, train
 from support.sharding import launch
@@ -119,16 +120,16 @@ def test_patience_counts_the_evaluations_without_a_better_one(tmp_path, capsys):
 @pytest.mark.parametrize("patience", [1, 2, 3, 9])
 def test_patience_stops_where_transformers_does(patience, greater):
     args = SimpleNamespace(metric_for_best_model="lm_loss", greater_is_better=greater)
-    theirs, ours = EarlyStoppingCallback(patience), StopAtEvaluation(None, patience)
+    theirs, ours = EarlyStoppingCallback(patience), RunOptions(early_stopping_patience=patience)
     state = TrainerState()
     for value in (3.0, 2.0, 2.5, 1.5, 1.5, 1.6, 1.7, 1.0):
         entry = {"eval_loss": 0.0, "eval_lm_loss": value}
         state.log_history.append(entry)
         control = TrainerControl()
         theirs.on_evaluate(args, state, control, entry)
-        assert bool(ours.reason(args, state)) == control.should_training_stop
+        assert bool(stop_reason(ours, args, state)) == control.should_training_stop
         reached = value >= 2.5 if greater else value <= 2.5
-        assert bool(StopAtEvaluation(2.5, None).reason(args, state)) == reached
+        assert bool(stop_reason(RunOptions(stop_at=2.5), args, state)) == reached
         if control.should_training_stop:
             return
         best = state.best_metric

@@ -71,7 +71,7 @@ _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
 
 
 class StepEvents(TrainerCallback):
-    """Calls the trainer when an epoch begins and when a step or an epoch ends.
+    """Calls the trainer when an epoch begins and when a step or an epoch ends, and ends training as `stop_reason` says.
 
     A checkpoint at the last step of an epoch, or of the run, is delayed until the epoch has ended. The Trainer would write
     it before the epoch's evaluation and log entry, and a run that resumes from it begins with the next epoch, so both would
@@ -99,6 +99,11 @@ class StepEvents(TrainerCallback):
         if control.should_save and epoch_ends:
             control.should_save, self.save_waits = False, True
         self.trainer.end_step(control)
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        """See `TrainerCallback`."""
+        if stop_reason(self.trainer.run_options, args, state):
+            control.should_training_stop = True
 
     def on_epoch_end(self, args, state, control, **kwargs):
         """See `TrainerCallback`."""
@@ -142,41 +147,30 @@ class LoadedCheckpoints(TrainerCallback):
             load_extras(model, state.best_model_checkpoint)
 
 
-class StopAtEvaluation(TrainerCallback):
-    """Ends training once the `metric_for_best_model` has reached `value` or, like `transformers.EarlyStoppingCallback`,
-    after `patience` evaluations in a row without an improvement.
+def stop_reason(rules: RunOptions | None, args: TrainingArguments, state: TrainerState) -> str:
+    """Why the last evaluation in the log of `state` ends the training; empty if it does not.
 
-    The evaluations are read from the log, which is in every checkpoint, so a resumed run stops at the same evaluation.
+    With `stop_at`, the `metric_for_best_model` has reached this value. With `early_stopping_patience`, this number of
+    evaluations in a row has not improved it, as in `transformers.EarlyStoppingCallback`. The log is in every checkpoint, so
+    a resumed run stops at the same evaluation.
     """
-
-    def __init__(self, value: float | None, patience: int | None):
-        self.value, self.patience = value, patience
-
-    def on_evaluate(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        if self.reason(args, state):
-            control.should_training_stop = True
-
-    def reason(self, args: TrainingArguments, state: TrainerState) -> str:
-        """Why the last evaluation ends the training; empty if it does not."""
-        evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
-        if not evaluations:
-            return ""
-        name = str(args.metric_for_best_model).removeprefix("eval_")
-        # With this sign, a larger score is always better.
-        sign = 1 if args.greater_is_better else -1
-        logged = [entry.get(f"eval_{name}") for entry in evaluations]
-        # NaN counts as the worst score. Up to version 0.2 it was logged as None.
-        scores = [
-            -math.inf if value is None or math.isnan(value) else sign * value for value in logged
-        ]
-        if self.value is not None and scores[-1] >= sign * self.value:
-            return f"{args.metric_for_best_model} has reached --{_NAME.stop_at} {self.value:g}"
-        since_best = len(scores) - 1 - scores.index(max(scores))
-        if self.patience is not None and since_best >= self.patience:
-            rule = f"--{_NAME.early_stopping_patience} {self.patience}"
-            return f"{args.metric_for_best_model} has not improved in the last evaluations ({rule})"
+    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    if rules is None or not evaluations:
         return ""
+    value, patience = rules.stop_at, rules.early_stopping_patience
+    name = str(args.metric_for_best_model).removeprefix("eval_")
+    # With this sign, a larger score is always better.
+    sign = 1 if args.greater_is_better else -1
+    logged = [entry.get(f"eval_{name}") for entry in evaluations]
+    # NaN counts as the worst score. Up to version 0.2 it was logged as None.
+    scores = [-math.inf if score is None or math.isnan(score) else sign * score for score in logged]
+    if value is not None and scores[-1] >= sign * value:
+        return f"{args.metric_for_best_model} has reached --{_NAME.stop_at} {value:g}"
+    since_best = len(scores) - 1 - scores.index(max(scores))
+    if patience is not None and since_best >= patience:
+        rule = f"--{_NAME.early_stopping_patience} {patience}"
+        return f"{args.metric_for_best_model} has not improved in the last evaluations ({rule})"
+    return ""
 
 
 def last_evaluation(state: TrainerState) -> dict[str, float]:
@@ -250,9 +244,7 @@ class CheckpointedTrainer(Trainer):
         with self._folder.running():
             checkpoint = None
             if resume_from_checkpoint:
-                checkpoint, unusable = self._folder.chosen(resume_from_checkpoint)
-                for line in unusable:
-                    logger.warning("%s; skipped", line)
+                checkpoint = self._folder.chosen(resume_from_checkpoint)
                 if checkpoint is None:
                     raise ConfigError(
                         f"{_NAME.resume_from_checkpoint}: no checkpoint to resume from in {self._folder.path}"
@@ -266,7 +258,7 @@ class CheckpointedTrainer(Trainer):
         Raises:
             ConfigError, RunError: see `train`.
         """
-        on_main(lambda: self._folder.check_checkpoints(checkpoint))
+        on_main(self._folder.check_checkpoints)
         # Before the Trainer loads anything, check that the run may resume and how many steps it has.
         state = TrainerState() if checkpoint is None else self.check_resumable(checkpoint)
         # Computed in every case, because it refuses a run without a batch.
@@ -276,7 +268,7 @@ class CheckpointedTrainer(Trainer):
         if checkpoint is not None:
             self._warn_of_changes(checkpoint, state)
             # If an evaluation ended the run and a kill came before the final model was written, no step is left.
-            if last_evaluation(state) and self.stop_reason(state):
+            if last_evaluation(state) and stop_reason(self.run_options, self.args, state):
                 self.args.max_steps = state.global_step
         if isinstance(self.train_dataset, StreamedExamples):
             with loading(checkpoint):
@@ -352,15 +344,6 @@ class CheckpointedTrainer(Trainer):
                 *(checkpoint, state.max_steps, steps),
             )
 
-    def stop_reason(self, state: TrainerState) -> str:
-        """Why the last evaluation in the log of `state` ends the training; empty if it does not."""
-        stops = [
-            callback
-            for callback in self.callback_handler.callbacks
-            if isinstance(callback, StopAtEvaluation)
-        ]
-        return "".join(stop.reason(self.args, state) for stop in stops)
-
     @property
     def cut(self) -> Cut:
         """How the batch of an optimizer step is divided into micro-batches and among processes."""
@@ -422,7 +405,7 @@ class CheckpointedTrainer(Trainer):
             "cut": self.cut,
             "steps": self.requested_steps,
             "settings": {**plain_settings(settings), **self.resume_record.settings},
-            "loss": loss_line(self.args) if self.setup.objective.makes_pairs else "LM",
+            "loss": loss_line(self.args),
             "base_model": base_model(name),
             "datasets": [
                 source.partition(":")[0]
@@ -606,8 +589,10 @@ class CheckpointedTrainer(Trainer):
         blocking: bool = True,
         token: str | None = None,
         revision: str | None = None,
+        save: bool = True,
     ) -> CommitInfo | None:
         """As `Trainer.push_to_hub`, but it uploads what `save_model` writes, and always waits until the upload is done.
+        Without `save`, it uploads the final model that `save_model` wrote before.
 
         Raises:
             RunError: the Hub cannot be reached, or refuses the request.
@@ -615,20 +600,8 @@ class CheckpointedTrainer(Trainer):
         # The Trainer's own method would save the model as it saves a checkpoint.
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
-        self.save_model()
-        return self.upload(commit_message, token, revision)
-
-    def upload(
-        self,
-        commit_message: str | None = "End of training",
-        token: str | None = None,
-        revision: str | None = None,
-    ) -> CommitInfo | None:
-        """Upload the final model that `save_model` wrote, and wait until the upload is done.
-
-        Raises:
-            RunError: the Hub cannot be reached, or refuses the request.
-        """
+        if save:
+            self.save_model()
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         if not self.is_world_process_zero():
             return None

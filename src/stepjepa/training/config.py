@@ -187,14 +187,6 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         if self.device.type == "cpu":
             self.dataloader_pin_memory = False
 
-    def settled_learning_rate(self, from_scratch: bool, adapter: bool) -> float:
-        """The learning rate of a run: `learning_rate` if it is set, else `usual_learning_rate`."""
-        return (
-            usual_learning_rate(from_scratch, adapter)
-            if self.learning_rate is None
-            else self.learning_rate
-        )
-
     def _check_mappings(self) -> None:
         """Read the options that hold several settings (a mapping, JSON text or the path of a JSON file), and check their
         keys.

@@ -125,8 +125,11 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
         first = report.first_without_target
         advice = f"give --{_NAME.jepa_target_column} a column that holds text (first row without: {first})"
     elif find_objective(options.objective)(options).needs_steps:
-        splitter = f"--{_NAME.step_splitter} and --{_NAME.step_separator}"
-        advice = f"check {splitter} and the horizons, or train with --{_NAME.objective} llm_jepa, which needs no steps"
+        horizons = ", ".join(map(str, options.horizons))
+        checks = (
+            f"--{_NAME.step_splitter}, --{_NAME.step_separator} and the horizon (now {horizons})"
+        )
+        advice = f"check {checks}, or train with --{_NAME.objective} llm_jepa, which needs no steps"
     return DataError(
         f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}"
     )

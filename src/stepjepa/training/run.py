@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import subprocess
-import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
 from stepjepa.modeling.lora import lora_config, quantization, token_rows
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.checkpoints import StopAtEvaluation, last_evaluation
+from stepjepa.training.checkpoints import last_evaluation, stop_reason
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.datasets import Sources
 from stepjepa.training.metrics import log_line
@@ -111,15 +110,12 @@ def _run(
     score_answers: ScoreAnswers | None,
     command: str | None,
 ) -> TrainResult:
-    begin = time.perf_counter()
     output, overwrite = folder.path, config.overwrite_output_dir
     # Checks that need no model: where the run resumes, whether it may write, and which options require each other.
     resume_from = str(config.resume_from_checkpoint or "")
     resuming, checkpoint = resume_from.lower() not in ("", "false", "none"), None
     if resuming:
-        checkpoint, unusable = folder.chosen(True if resume_from.lower() == "true" else resume_from)
-        for line in unusable:
-            say(f"{line}; skipped")
+        checkpoint = folder.chosen(True if resume_from.lower() == "true" else resume_from)
     if is_main_process():
         folder.check_free(overwrite, resuming, checkpoint)
         if overwrite:
@@ -170,19 +166,14 @@ def _run(
         metrics |= evaluation or trainer.evaluate()
     trainer.save_model()
     state = trainer.state
-    stopped = trainer.stop_reason(state) if state.global_step < record["steps"] else ""
+    stopped = stop_reason(run, trainer.args, state) if state.global_step < record["steps"] else ""
     if trainer.args.should_save:
         with writing(output, AGAIN):
             # Written again, because the report of a stream counts the rows read during training.
             _write_report(trainer, output)
-            total = round(time.perf_counter() - begin, 1)
             if stopped:
                 record |= {"steps": state.global_step, **run.stop_rules}
-            record["durations"] = {
-                "total": total,
-                "training": round(metrics.get("train_runtime", 0.0), 1),
-            }
-            write_json(output / RECORD, record)
+                write_json(output / RECORD, record)
             final = {
                 "steps": state.global_step,
                 "metrics": metrics,
@@ -190,7 +181,7 @@ def _run(
             }
             write_json(output / METRICS, final)
     if config.push_to_hub:
-        trainer.upload()
+        trainer.push_to_hub(save=False)
     return TrainResult(output, metrics, conclusion(trainer, run, metrics, stopped), trainer)
 
 
@@ -256,7 +247,8 @@ def make_trainer(
     tokenizer = load_tokenizer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
     )
-    config.learning_rate = config.settled_learning_rate(preset or run.pretrain, run.lora)
+    if config.learning_rate is None:
+        config.learning_rate = usual_learning_rate(preset or run.pretrain, run.lora)
     if objective_of(config).makes_pairs and (Path(run.model_name) / PREDICTORS_FILE).is_file():
         say(
             f"note   {Path(run.model_name) / PREDICTORS_FILE} is not loaded: predictor rows and head are initialised anew"
@@ -291,7 +283,6 @@ def make_trainer(
     )
     trainer.run_options = run
     trainer.view.published = run.debug_level >= 1
-    trainer.add_callback(StopAtEvaluation(run.stop_at, run.early_stopping_patience))
     return trainer
 
 
@@ -404,12 +395,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
     kind = ", LoRA" if run.lora else ""
     size = f"{run.model_name}: {total:,} parameters, {trained:,} trained ({100 * trained / total:.3g} %{kind})"
-    objective, loss = trainer.setup.objective, "LM loss only"
-    if objective.makes_pairs:
-        loss = loss_line(args)
-    elif find_objective(args.objective).makes_pairs:
-        loss += f" (lbd is 0, so it trains exactly like {objective.name})"
-    parts += [("model", [size]), ("loss", [f"{args.objective}: {loss}"])]
+    parts += [("model", [size]), ("loss", [f"{args.objective}: {loss_line(args)}"])]
     # The length of the run, and the output folder.
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute
@@ -471,24 +457,13 @@ def labelled(parts: Sequence[tuple[str, Sequence[str]]], width: int = _LABELS) -
 
 
 def rate_line(args: JEPAConfig, run: RunOptions) -> str:
-    """``learning rate 2e-05 (low for LoRA: the default is 0.0002)``; the part in parentheses appears only far from the
-    default."""
-    scratch = is_preset(run.model_name) or run.pretrain
-    usual = usual_learning_rate(scratch, run.lora)
-    rate = args.settled_learning_rate(scratch, run.lora)
+    """``learning rate 2e-05 (the default is 0.0002)``; the part in parentheses appears only far from the default."""
+    usual = usual_learning_rate(is_preset(run.model_name) or run.pretrain, run.lora)
+    rate: Any = args.learning_rate
     line = f"learning rate {rate:g}"
-    # The defaults are for Adam; other optimizers need other rates.
-    if "adam" not in str(representable(args.optim)):
-        return line
     if usual / _FAR <= rate <= usual * _FAR:
         return line
-    kind = "low" if rate < usual else "high"
-    mode = "all weights of a pretrained model"
-    if scratch:
-        mode = "a model that starts from random weights"
-    elif run.lora:
-        mode = "LoRA"
-    return f"{line} ({kind} for {mode}: the default is {usual:g})"
+    return f"{line} (the default is {usual:g})"
 
 
 def steps_line(trainer: JEPATrainer) -> str:

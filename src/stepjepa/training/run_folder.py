@@ -32,6 +32,7 @@ from stepjepa.utils.files import (
     remove_tree,
     write_json,
 )
+from stepjepa.utils.terminal import say
 
 _NAME = Names(TrainerOptions, JEPAOptions)
 # The first and the last file that a run writes.
@@ -259,8 +260,8 @@ class RunFolder:
         Raises:
             ConfigError: the folder has other files, and `overwrite` is false.
         """
-        self.check_checkpoints(checkpoint)
-        resumes_here = checkpoint is not None and self._holds(checkpoint)
+        self.check_checkpoints()
+        resumes_here = checkpoint is not None and checkpoint.parent.resolve() == self.path.resolve()
         if overwrite or resumes_here or not self.path.is_dir():
             return
         # A run that resumes from a checkpoint in another folder needs an empty folder.
@@ -275,23 +276,17 @@ class RunFolder:
                 f"with --{_NAME.resume_from_checkpoint} true, or start over with --{_NAME.overwrite_output_dir}"
             )
 
-    def check_checkpoints(self, checkpoint: Path | None = None) -> None:
+    def check_checkpoints(self) -> None:
         """Refuse a folder in which something else has the name of a checkpoint: a file, a folder that no run of this library
-        wrote, or a symbolic link. The run neither removes nor overwrites these. A link numbered no higher than the
-        checkpoint to resume from may stay, because no new checkpoint gets its name.
+        wrote, or a symbolic link. The run neither removes nor overwrites these.
 
         Raises:
             ConfigError: there is such an entry.
         """
-        last = -1
-        if checkpoint is not None and self._holds(checkpoint):
-            number = _CHECKPOINT.search(checkpoint.name)
-            last = int(number[1]) if number else -1
-        for step, entry in sorted(self._numbered()):
-            is_link = entry.is_symlink()
-            if _is_own(entry) or (is_link and step <= last):
+        for _, entry in sorted(self._numbered()):
+            if _is_own(entry):
                 continue
-            what = "is a symbolic link" if is_link else f"has no {RESUME_RECORD}"
+            what = "is a symbolic link" if entry.is_symlink() else f"has no {RESUME_RECORD}"
             raise ConfigError(
                 f"--{_NAME.output_dir} {self.path}: {entry.name} {what}, so the run may not remove it or write to it; move "
                 f"it away, or give another --{_NAME.output_dir}"
@@ -311,22 +306,22 @@ class RunFolder:
 
     # Checkpoints
 
-    def chosen(
-        self, wanted: str | os.PathLike[str] | Literal[True]
-    ) -> tuple[Path | None, list[str]]:
-        """`newest` for True, else the named checkpoint. Every process must call it.
+    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> Path | None:
+        """`newest` for True, and print the problems of newer ones; else the named checkpoint. Every process must call it.
 
         Raises:
             ConfigError: the run cannot resume from it.
         """
-
         if wanted is True:
-            return on_main(self.newest)
+            checkpoint, unusable = on_main(self.newest)
+            for line in unusable:
+                say(f"{line}; skipped")
+            return checkpoint
         folder = Path(wanted)
         problem = on_main(lambda: _problem(folder))
         if problem is not None:
             raise ConfigError(f"--{_NAME.resume_from_checkpoint} {folder}: {problem}")
-        return folder, []
+        return folder
 
     def newest(self) -> tuple[Path | None, list[str]]:
         """The newest usable checkpoint (None if there is none), and the problems of newer checkpoints, one line each.
@@ -342,7 +337,7 @@ class RunFolder:
             if problem is None:
                 return folder, unusable
             unusable.append(f"{folder}: {problem}")
-            if not damaged and not _is_incomplete(folder):
+            if not damaged and (folder / MANIFEST).exists():
                 damaged = unusable[-1]
         if damaged:
             raise ConfigError(
@@ -380,10 +375,6 @@ class RunFolder:
         surplus = max(len(steps) - limit, 0)
         for name in by_age[:surplus]:
             remove_checkpoint(self.path / name)
-
-    def _holds(self, checkpoint: Path) -> bool:
-        """Whether a checkpoint is an entry of this folder; the entry may be a link."""
-        return checkpoint.parent.resolve() == self.path.resolve()
 
     def _numbered(self) -> list[tuple[int, Path]]:
         entries = self.path.iterdir() if self.path.is_dir() else ()
@@ -443,29 +434,15 @@ def on_main(work: Callable[[], T]) -> T:
     return shared[0]
 
 
-def _is_old(folder: Path) -> bool:
-    """Whether an early version wrote a checkpoint: its record has no ``cut``."""
-    return (folder / _STATE).exists() and "cut" not in read_object(folder / RESUME_RECORD)
-
-
-def _is_incomplete(folder: Path) -> bool:
-    """Whether a checkpoint was being written or removed when its run was killed."""
-    return folder.is_dir() and not (folder / MANIFEST).exists() and not _is_old(folder)
-
-
 def _problem(folder: Path) -> str | None:
     """Why a run cannot resume from a checkpoint; None if it can. All files of the checkpoint are read."""
     if not folder.is_dir():
         return "there is no such checkpoint"
-    if _is_incomplete(folder):
-        return f"it has no {MANIFEST}; either it is not a checkpoint, or its run was killed while writing it"
     if not (folder / MANIFEST).exists():
-        return f"written by version 0.1, without {MANIFEST}; this version cannot resume from it"
+        return f"it has no {MANIFEST}; either it is not a checkpoint, or its run was killed while writing it"
     problem = mismatch(folder)
     if problem is not None:
         return problem
-    if _is_old(folder):
-        return f"written by an earlier version with a different {RESUME_RECORD}; this version cannot resume from it"
     if not (folder / _SCHEDULE).exists():
         return "written with save_only_model, so without the optimizer's state; no run can resume from it"
     return None

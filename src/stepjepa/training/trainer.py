@@ -38,7 +38,12 @@ from stepjepa.modeling.load import check_vocabulary, is_preset, load_model, max_
 from stepjepa.modeling.parts import gathered, has_experts, is_sharded, vocabulary_size
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.checkpoints import CheckpointedTrainer, StepEvents
-from stepjepa.training.config import JEPAConfig, check_arguments, check_optimizer
+from stepjepa.training.config import (
+    JEPAConfig,
+    check_arguments,
+    check_optimizer,
+    usual_learning_rate,
+)
 from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tokenizer
 from stepjepa.training.metrics import (
     MEANS,
@@ -150,9 +155,8 @@ class JEPATrainer(CheckpointedTrainer):
         name = str(model) if isinstance(model, (str, os.PathLike)) else None
         trained: Any = model
         adapter = peft_config is not None or hasattr(model, "get_base_model")
-        args.learning_rate = args.settled_learning_rate(
-            name is not None and is_preset(name), adapter
-        )
+        if args.learning_rate is None:
+            args.learning_rate = usual_learning_rate(name is not None and is_preset(name), adapter)
         if name is not None:
             if processing_class is None:
                 processing_class, train_dataset = tokenizer_for(name, train_dataset, args)
