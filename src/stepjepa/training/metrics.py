@@ -1,7 +1,6 @@
 """The numbers of a run: the loss of an optimizer step, the metrics of log entries and evaluations, and their display.
 
-Shapes: P pairs, D width; B examples of a batch, N labelled tokens in it, L largest number of labelled tokens in an example,
-E examples of a data set; 2 for the predicted and the true id.
+Shapes: P pairs, D width; B examples of a batch, N labelled tokens in it, L largest number of labelled tokens in an example.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -251,44 +249,22 @@ def collapse_signs(targets: list[Tensor]) -> dict[str, float]:
     return {"target_std": float(spread), "effective_rank": rank}
 
 
-class Predictions:
-    """The most likely and the true ids of labelled tokens in the order of the data set, for the Trainer's
-    ``compute_metrics`` and ``predict``."""
+def by_example(values_N: Tensor, batch: Batch, size: int) -> Tensor:
+    """Values at the labelled positions of a batch, (B, L), padded with `NOT_LABELLED`.
 
-    def __init__(self) -> None:
-        # (L, 2) of each example.
-        self._rows: list[Tensor] = []
-
-    def add(self, batch: Batch, predicted_N: Tensor, size: int, accelerator: Accelerator) -> None:
-        """Add a batch of each process. Every process must call this method.
-
-        Args:
-            batch: the batch of this process.
-            predicted_N: (N,) int64, the most likely next token at each labelled position.
-            size: B, the same on every process.
-        """
-        # The example of each label: a padded row has one example, a packed row may have several.
-        rows = batch.rows
-        if rows.example is None:
-            example_N = batch.label_positions // rows.input_ids.shape[1]
-        else:
-            example_N = rows.example.flatten()[batch.label_positions]
-        counts = torch.bincount(example_N, minlength=size).tolist()
-        ids_N2 = torch.stack([predicted_N, batch.label_ids], dim=1)
-        ids_BL2 = pad_sequence(ids_N2.split(counts), batch_first=True, padding_value=NOT_LABELLED)
-        # `gather` needs the same shape on every process.
-        ids_BL2 = accelerator.pad_across_processes(ids_BL2, dim=1, pad_index=NOT_LABELLED)
-        self._rows += accelerator.gather(ids_BL2).cpu()
-
-    def rectangles(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """Predicted and true ids, (E, L) int64 each, of the first `size` examples, padded with `NOT_LABELLED`."""
-        # Rows after the first `size` are fillers of the last batch.
-        ids_EL2 = pad_sequence(
-            self._rows[:size], batch_first=True, padding_value=NOT_LABELLED
-        ).numpy()
-        longest = int((ids_EL2[..., 1] != NOT_LABELLED).sum(1).max())
-        predicted_EL, labels_EL = ids_EL2[:, :longest, :].transpose(2, 0, 1)
-        return predicted_EL, labels_EL
+    Args:
+        values_N: (N,) values, in the order of `batch.label_positions`.
+        batch: the batch.
+        size: B, the number of its examples.
+    """
+    # The example of each label: a padded row has one example, a packed row may have several.
+    rows = batch.rows
+    if rows.example is None:
+        example_N = batch.label_positions // rows.input_ids.shape[1]
+    else:
+        example_N = rows.example.flatten()[batch.label_positions]
+    counts = torch.bincount(example_N, minlength=size).tolist()
+    return pad_sequence(values_N.split(counts), batch_first=True, padding_value=NOT_LABELLED)
 
 
 # Display during a run

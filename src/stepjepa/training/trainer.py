@@ -12,12 +12,12 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import transformers
 from accelerate.utils import parse_flag_from_env
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction, PredictionOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput
 
 from stepjepa.config.option import Names
 from stepjepa.data.types import LM, Batch, ForestOutput
@@ -49,8 +49,8 @@ from stepjepa.training.metrics import (
     MEANS,
     TOKEN_MEANS,
     LossMeter,
-    Predictions,
     RunDisplay,
+    by_example,
     evaluation_names,
     lbd_at,
     over_processes,
@@ -125,6 +125,8 @@ class JEPATrainer(CheckpointedTrainer):
 
     # The loss is divided by the counts of the entire accumulation window, so the Trainer must not divide again.
     loss_is_scaled_for_ga = True
+    # The sums of the evaluation in progress.
+    _evaluated: LossMeter
 
     def __init__(
         self,
@@ -494,7 +496,8 @@ class JEPATrainer(CheckpointedTrainer):
         known = self.eval_dataset
         named = isinstance(known, dict) and isinstance(eval_dataset, str) and eval_dataset in known
         examples: Any = eval_dataset if named else self._reader.read_evaluation(eval_dataset)
-        metrics = super().evaluate(examples, *args, **kwargs)
+        with self._keeping_last_batch():
+            metrics = super().evaluate(examples, *args, **kwargs)
         # The logged speed is that of training, without evaluations.
         self._meter.since += time.perf_counter() - begin
         return metrics
@@ -503,7 +506,38 @@ class JEPATrainer(CheckpointedTrainer):
         """As `Trainer.predict`, on anything that the constructor accepts as data: the most likely and the true ids at the
         labelled positions, (rows, largest number of labels in a row) int64 each, padded with -100; and the losses."""
         examples: Any = self._reader.read_evaluation(test_dataset)
-        return super().predict(examples, *args, **kwargs)
+        with self._keeping_last_batch():
+            return super().predict(examples, *args, **kwargs)
+
+    @contextmanager
+    def _keeping_last_batch(self) -> Iterator[None]:
+        """Within this context, loaders drop no example; the sampler fills up the last batch of an evaluation."""
+        args = self.args
+        drop_last, args.dataloader_drop_last = args.dataloader_drop_last, False
+        try:
+            yield
+        finally:
+            args.dataloader_drop_last = drop_last
+
+    def prediction_step(  # type: ignore[override]
+        self,
+        model: nn.Module,
+        inputs: Batch,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[None, Tensor | None, Tensor | None]:
+        """Count one batch of an evaluation, and return the most likely and the true ids at the labelled positions of its
+        examples, (B, L) int64 each; None if nobody requests them."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.accelerator.autocast():
+            output = self.forward(model, inputs, 0, predict_ids=not prediction_loss_only)
+            self._evaluated.add(output, inputs)
+        if output.predicted_ids is None:
+            return None, None, None
+        size = self.args.eval_batch_size
+        predicted_BL = by_example(output.predicted_ids, inputs, size)
+        labels_BL = by_example(inputs.label_ids, inputs, size)
+        return None, predicted_BL, labels_BL
 
     def evaluation_loop(
         self,
@@ -513,54 +547,28 @@ class JEPATrainer(CheckpointedTrainer):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Losses over a data set: ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``; and the
-        means of the scores of answers.
+        """As `Trainer.evaluation_loop`, with ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``
+        and the means of the scores of answers.
 
         The means are over all labels and all pairs, independent of batches and processes, except for InfoNCE and the
         regularizers, which compare the pairs of a batch.
         """
-        model = self.model
-        if self.is_fsdp_enabled and not any(map(is_sharded, model.parameters())):
+        if self.is_fsdp_enabled and not any(map(is_sharded, self.model.parameters())):
             raise ConfigError(
                 f"--{_NAME.fsdp} shards the weights only when training begins; evaluate without it"
             )
-        model.eval()
-        args = self.args
-        self.callback_handler.eval_dataloader = dataloader
-        loss_only = (
-            args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        meter = self._evaluated = LossMeter(self._meter.names)
+        output = super().evaluation_loop(
+            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
         )
-        meter = LossMeter(self._meter.names)
-        predictions = None if loss_only else Predictions()
-        for batch in dataloader:
-            inputs = self._prepare_inputs(batch)
-            with torch.no_grad(), self.accelerator.autocast():
-                output = self.forward(model, inputs, 0, predict_ids=predictions is not None)
-                meter.add(output, inputs)
-                # The ids are for `compute_metrics` and `predict`; a run without them does not request any.
-                if predictions is not None and output.predicted_ids is not None:
-                    predictions.add(
-                        inputs, output.predicted_ids, args.eval_batch_size, self.accelerator
-                    )
-            self.control = self.callback_handler.on_prediction_step(args, self.state, self.control)
-
         means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
-        loss = args.gamma * means[LM]
+        loss = self.args.gamma * means[LM]
         for name in meter.names:
             if name != LM:
-                loss += args.lbd * meter.weights.get(name, 1.0) * means.get(name, 0.0)
+                loss += self.args.lbd * meter.weights.get(name, 1.0) * means.get(name, 0.0)
         values = {"loss": loss, **means, **self._answer_scores()}
-        size = self.num_examples(dataloader)
-        predicted, labels = np.zeros(0), None
-        if predictions is not None:
-            predicted, labels = predictions.rectangles(size)
-            if self.compute_metrics is not None:
-                values |= self.compute_metrics(EvalPrediction(predicted, labels))
-        prefix = f"{metric_key_prefix}_"
-        metrics = {f"{prefix}{name.removeprefix(prefix)}": value for name, value in values.items()}
-        return EvalLoopOutput(
-            predictions=predicted, label_ids=labels, metrics=metrics, num_samples=size
-        )
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in values.items()}
+        return output._replace(metrics={**metrics, **(output.metrics or {})})
 
     def _answer_scores(self) -> dict[str, float]:
         """Means of the scores of answers over all processes; a metric without a score is left out."""
