@@ -57,10 +57,11 @@ def trainer_for(
         "learning_rate": 1e-2,
         "save_strategy": "no",
         "logging_steps": 1,
+        "disable_tqdm": True,
         **options,
     }
     folder = str(tmp_path / "out")
-    config = JEPAConfig(output_dir=folder, per_device_train_batch_size=batch, disable_tqdm=True, **arguments)
+    config = JEPAConfig(output_dir=folder, per_device_train_batch_size=batch, **arguments)
     model = model or tiny_model("llama", vocab_size=len(tokenizer))
     return JEPATrainer(model, config, rows or step_rows(20), eval_rows, tokenizer, peft)
 

@@ -12,7 +12,7 @@ import pytest
 from transformers import TrainerControl, TrainerState
 
 from stepjepa.cli.main import main
-from stepjepa.training.metrics import RunDisplay, log_line
+from stepjepa.training.metrics import Bars, RunDisplay, log_line
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import conclusion, start_summary, steps_line
 from stepjepa.utils.terminal import only_results
@@ -52,17 +52,20 @@ def test_the_lowest_debug_level_prints_losses_and_total_of_every_step(steps):
     assert number == 3
 
 
-def run_a_step(view, state):
-    control = TrainerControl()
-    view.on_train_begin(None, state, control)
+def run_a_step(trainer, **state):
+    state, control = TrainerState(**state), TrainerControl()
+    handler = trainer.callback_handler
+    handler.callbacks = [callback for callback in handler.callbacks if isinstance(callback, (Bars, RunDisplay))]
+    handler.on_train_begin(trainer.args, state, control)
     state.global_step += 1
-    view.on_log(None, state, control, logs={"lm_loss": 2.5, "tokens_per_second": 1234.0})
-    view.on_step_end(None, state, control)
-    view.on_prediction_step(None, state, control, eval_dataloader=[1, 2])
-    view.on_train_end(None, state, control)
+    handler.on_log(trainer.args, state, control, {"lm_loss": 2.5, "tokens_per_second": 1234.0})
+    handler.on_step_end(trainer.args, state, control)
+    handler.eval_dataloader = [1, 2]
+    handler.on_prediction_step(trainer.args, state, control)
+    handler.on_train_end(trainer.args, state, control)
 
 
-def test_bars_are_on_a_terminal_in_the_main_process_only(monkeypatch, capsys):
+def test_bars_are_on_a_terminal_in_the_main_process_only(monkeypatch, capsys, tmp_path, tokenizer):
     class Terminal(io.StringIO):
         def isatty(self):
             return True
@@ -70,13 +73,16 @@ def test_bars_are_on_a_terminal_in_the_main_process_only(monkeypatch, capsys):
     shown = Terminal()
     monkeypatch.setattr(sys, "stderr", shown)
     for lines in (False, True):
-        run_a_step(RunDisplay(lines), TrainerState(max_steps=4, is_world_process_zero=False))
+        trainer = trainer_for(tmp_path, tokenizer, disable_tqdm=lines)
+        run_a_step(trainer, max_steps=4, is_world_process_zero=False)
     with only_results():
-        run_a_step(RunDisplay(), TrainerState(max_steps=4, is_world_process_zero=True))
+        run_a_step(trainer_for(tmp_path, tokenizer, disable_tqdm=False), max_steps=4)
     assert shown.getvalue() == "" and capsys.readouterr().out == ""
-    run_a_step(RunDisplay(), TrainerState(max_steps=9, global_step=5, is_world_process_zero=True))
+    for lines in (True, False):
+        assert shown.getvalue() == ""
+        run_a_step(trainer_for(tmp_path, tokenizer, disable_tqdm=lines), max_steps=9, global_step=5)
+        assert capsys.readouterr().out == "step 6/9  lm 2.5000  tok/s 1234\n"
     assert " 6/9 " in shown.getvalue()
-    assert capsys.readouterr().out == "step 6/9  lm 2.5000  tok/s 1234\n"
     assert log_line({"lm_loss": 1.23456, "eval_gsm8k": 0.5, "epoch": 1.0}, ["gsm8k"]) == "lm 1.2346  gsm8k 0.500"
     assert clock(3725.4) == "1:02:05"
 

@@ -48,7 +48,7 @@ from stepjepa.modeling.parts import whole_weights
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.config import JEPAConfig, fixed_on_resume
 from stepjepa.training.datasets import StreamedExamples
-from stepjepa.training.metrics import LossMeter, weights_are_finite
+from stepjepa.training.metrics import Bars, LossMeter, weights_are_finite
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions, loss_line
 from stepjepa.training.run_folder import (
     BROKEN,
@@ -197,7 +197,7 @@ class CheckpointedTrainer(Trainer):
     _meter: LossMeter
     # (), the first step at which the loss was not finite; 0 for none. On the device, so that no step waits for it.
     _broken_step: Tensor
-    view: Any
+    bars: Bars
 
     @property
     def at_equal_compute(self) -> bool:
@@ -289,7 +289,7 @@ class CheckpointedTrainer(Trainer):
                     None if checkpoint is None else str(checkpoint), *args, **kwargs
                 )
         finally:
-            self.view.on_train_end(self.args, self.state, self.control)
+            self.bars.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loader)
             self.args.eval_on_start = eval_on_start
         # Without a step there is no mean loss to report: the Trainer's would be 0.

@@ -6,7 +6,6 @@ Shapes: P pairs, D width; B examples of a batch, N labelled tokens in it, L larg
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import ProgressCallback
+from tqdm.auto import tqdm
+from transformers import ProgressCallback, TrainerCallback
 
 from stepjepa.data.types import LM, NOT_LABELLED, Batch, ForestOutput, LossParts
 from stepjepa.modeling.card import effective_rank
@@ -25,7 +25,7 @@ from stepjepa.modeling.load import broken_weights
 from stepjepa.modeling.parts import local
 from stepjepa.objectives.base import Objective
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.terminal import is_quiet, say
+from stepjepa.utils.terminal import say
 
 # Number of target states kept between two logs to detect collapse; with 256, states of 96 to 256 dimensions can reach their
 # full rank.
@@ -281,35 +281,31 @@ def log_line(logs: dict[str, Any], metrics: Sequence[str] = ()) -> str:
     return "  ".join(numbers)
 
 
-class RunDisplay(ProgressCallback):
-    """Prints one plain line per log entry, and on a terminal the Trainer's progress bars. With `published`, the line of a
-    training step is ``LM loss: 2.3451, JEPA loss: 0.1234, Total: 2.3574``.
+class Bars(ProgressCallback):
+    """The Trainer's progress bars, without its lines."""
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        """Print nothing, because `RunDisplay` prints the log."""
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Close the bars; also called when training ends with an error."""
+        for bar in (self.prediction_bar, self.training_bar):
+            if bar is not None:
+                bar.close()
+        self.prediction_bar = self.training_bar = None
+
+
+class RunDisplay(TrainerCallback):
+    """Prints one plain line per log entry. With `published`, the line of a training step is ``LM loss: 2.3451, JEPA loss:
+    0.1234, Total: 2.3574``.
 
     Args:
-        disable_tqdm: print only lines, even on a terminal.
         metrics: names of the scores of answers.
     """
 
-    def __init__(self, disable_tqdm: bool = False, metrics: Sequence[str] = ()):
-        super().__init__()
-        self.has_bar = sys.stderr.isatty() and not disable_tqdm and not is_quiet()
+    def __init__(self, metrics: Sequence[str] = ()):
         self.metrics = metrics
         self.published = False
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        if self.has_bar:
-            super().on_train_begin(args, state, control, **kwargs)
-
-    def on_step_end(self, args, state, control, **kwargs):
-        """See `TrainerCallback`."""
-        if self.training_bar is not None:
-            super().on_step_end(args, state, control, **kwargs)
-
-    def on_prediction_step(self, args, state, control, eval_dataloader=None, **kwargs):
-        """See `TrainerCallback`."""
-        if self.has_bar:
-            super().on_prediction_step(args, state, control, eval_dataloader, **kwargs)
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """See `TrainerCallback`."""
@@ -321,13 +317,6 @@ class RunDisplay(ProgressCallback):
             )
         if not state.is_world_process_zero or not losses:
             return
-        # tqdm's `write` prints above the bar instead of into it.
-        show = say if self.training_bar is None else self.training_bar.write
-        show(f"step {state.global_step}/{state.max_steps}  {losses}")
-
-    def on_train_end(self, args, state, control, **kwargs):
-        """Close the bars; also called when training ends with an error."""
-        for bar in (self.prediction_bar, self.training_bar):
-            if bar is not None:
-                bar.close()
-        self.prediction_bar = self.training_bar = None
+        # The line is printed above the bars instead of into them.
+        with tqdm.external_write_mode():
+            say(f"step {state.global_step}/{state.max_steps}  {losses}")

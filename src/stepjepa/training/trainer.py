@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,7 @@ from stepjepa.training.datasets import ExampleReader, StreamedExamples, chat_tok
 from stepjepa.training.metrics import (
     MEANS,
     TOKEN_MEANS,
+    Bars,
     LossMeter,
     RunDisplay,
     by_example,
@@ -66,6 +68,7 @@ from stepjepa.training.setup import (
     tokenizer_for,
     warn_beyond_positions,
 )
+from stepjepa.utils.terminal import is_quiet
 
 if TYPE_CHECKING:
     from peft import LoraConfig, PeftModel
@@ -233,12 +236,14 @@ class JEPATrainer(CheckpointedTrainer):
         if self.setup.objective.makes_pairs:
             begin_targets(trained, args.target_encoder)
             self.add_callback(TargetEncoderCallback())
-        # `self.view` replaces both; in a notebook, the first would show a table.
+        # `self.view` and `self.bars` replace both; in a notebook, the first would show a table.
         self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
         self.remove_callback(PrinterCallback)
         metrics = getattr(score_answers, "metrics", ())
-        self.view = RunDisplay(bool(args.disable_tqdm), metrics)
+        self.view, self.bars = RunDisplay(metrics), Bars()
         self.add_callback(self.view)
+        if sys.stderr.isatty() and not args.disable_tqdm and not is_quiet():
+            self.add_callback(self.bars)
         self.add_callback(StepEvents(self))
         self._meter = LossMeter((LM, *self.setup.objective.part_names))
         self._broken_step = torch.zeros((), device=args.device)
