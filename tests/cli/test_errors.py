@@ -101,7 +101,7 @@ FLAGS = [
     ("--jepa_ratio 0 --gamma 0", "gamma is 0", "nothing would be trained"),
     ("--max_steps 0", "max_steps is 0"),
     ("--dataloader_drop_last --batch_size 32", "drops all 4 examples, which do not fill a batch of 32"),
-    ('--accelerator_config {"split_batch":true}', "has no key 'split_batch'; did you mean 'split_batches'"),
+    ('--accelerator_config {"split_batch":true}', "unexpected keyword argument 'split_batch'"),
     ("--chat_template nowhere.jinja", "nowhere.jinja", "cannot be read"),
     ("--resume_from_checkpoint nowhere", "nowhere", "no such checkpoint"),
     ("--model_name minii", "minii", "mini"),

@@ -31,7 +31,6 @@ from transformers import (
     TrainerState,
     TrainingArguments,
 )
-from transformers.tokenization_utils_base import TOKENIZER_CONFIG_FILE
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
@@ -513,18 +512,22 @@ class CheckpointedTrainer(Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
+        # The Trainer's own method would also pickle the arguments, with their secrets.
+        if not self.args.should_save:
+            return
         # Predictors and head are in a separate file, so the weights are those of a plain model.
         plain = state_dict and {
             name: value for name, value in state_dict.items() if not is_extra(name)
         }
+        folder = Path(output_dir or self.args.output_dir or "")
+        model = self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
         inner, generation_config = self._inner, self._inner.generation_config
         # transformers refuses to write some of the generation configurations that models come with.
         inner.generation_config = GenerationConfig()
         try:
-            super()._save(output_dir, plain)
+            model.save_pretrained(folder, state_dict=plain)
         finally:
             inner.generation_config = generation_config
-        folder = Path(output_dir or self.args.output_dir or "")
         kwargs = self.args.chat_template_kwargs
         write_generation_config(inner, self.processing_class, folder, kwargs)
 
@@ -539,10 +542,8 @@ class CheckpointedTrainer(Trainer):
             folder, main = Path(output_dir or self.args.output_dir or ""), self.args.should_save
             folder.mkdir(parents=True, exist_ok=True)
             save_extras(self.accelerator.unwrap_model(self.model), folder, main)
-            # The Trainer writes no tokenizer into a sharded checkpoint.
-            if main and not (folder / TOKENIZER_CONFIG_FILE).exists():
-                self.processing_class.save_pretrained(folder)
             if main:
+                self.processing_class.save_pretrained(folder)
                 share(folder)
             return
         target = str(output_dir or self.args.output_dir)

@@ -6,7 +6,6 @@ anything is written.
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import os
@@ -16,7 +15,6 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 import transformers
 from accelerate.utils import parse_flag_from_env
-from transformers.trainer_pt_utils import AcceleratorConfig
 
 from stepjepa.config.option import Names, option, options_of, public_values
 from stepjepa.config.spellings import by_our_names
@@ -25,14 +23,12 @@ from stepjepa.config.yaml_file import representable
 from stepjepa.errors import ConfigError, said
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions, TrainerOptions
-from stepjepa.utils.files import parse_object, read_json
 
 T = TypeVar("T")
 # Upper bound of every number: the largest seed that all generators accept.
 _MOST = 2**32 - 1
 _TRAINER = "options of transformers.TrainingArguments"
-# Known keys of the `TrainingArguments` options that hold several settings. transformers ignores unknown FSDP keys, so a typo
-# would go unnoticed.
+# Known keys of `fsdp_config`. transformers ignores other keys, so a typo would go unnoticed.
 _FSDP = (
     "version",
     "reshard_after_forward",
@@ -52,16 +48,6 @@ _FSDP = (
     "use_orig_params",
     "sync_module_states",
     "limit_all_gathers",
-)
-_CHECKPOINTING = (
-    "use_reentrant",
-    "preserve_rng_state",
-    "context_fn",
-    "determinism_check",
-    "debug",
-    "early_stop",
-    "every_n_layers",
-    "offload",
 )
 # Prefixes of inherited options that do not affect the trained weights, so a resumed run may change them.
 _BESIDES_TRAINING = (
@@ -168,7 +154,6 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
 
     def __post_init__(self) -> None:
         self.check()
-        self._check_mappings()
         self._check_inherited()
         self._check_sizes()
         # Without an accelerator, transformers requires `use_cpu` for several processes (gloo) and for bf16.
@@ -178,8 +163,9 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             self.use_cpu = True
         try:
             super().__post_init__()
-        except (ValueError, ImportError) as error:
+        except (ValueError, ImportError, TypeError, OSError, AttributeError) as error:
             raise ConfigError(said(error)) from None
+        self._check_mappings()
         self._check_batch()
         # Rows are chats or packed forests; the Trainer would drop every column that the model's forward does not name.
         self.remove_unused_columns = False
@@ -188,35 +174,21 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             self.dataloader_pin_memory = False
 
     def _check_mappings(self) -> None:
-        """Read the options that hold several settings (a mapping, JSON text or the path of a JSON file), and check their
-        keys.
+        """Refuse what transformers does not check in the options that hold several settings.
 
         Raises:
-            ConfigError: a file cannot be read, or a key does not exist.
+            ConfigError: `fsdp_config` has an unknown key, or the options of gradient checkpointing are no mapping.
         """
-        known = {
-            _NAME.accelerator_config: list(options_of(AcceleratorConfig)),
-            _NAME.fsdp_config: [*_FSDP, *(f"fsdp_{key}" for key in _FSDP)],
-        }
-        # transformers renamed the option of gradient checkpointing, and keeps both names for now.
-        for name in options_of(JEPAConfig):
-            if name.endswith("_checkpointing_kwargs"):
-                known[name] = list(_CHECKPOINTING)
-        for name, keys in known.items():
-            value = getattr(self, name)
-            if isinstance(value, str):
-                try:
-                    value = (
-                        parse_object(value) if value.lstrip().startswith("{") else read_json(value)
-                    )
-                except (OSError, ValueError) as error:
-                    raise ConfigError(
-                        f"{name} {value[:200]}: cannot be read as a JSON object ({said(error)})"
-                    ) from None
-                setattr(self, name, value)
-            for key in value if isinstance(value, dict) else ():
-                if key not in keys:
-                    raise ConfigError(f"{name} has no key {key!r}{did_you_mean(str(key), keys)}")
+        keys = self.fsdp_config if isinstance(self.fsdp_config, dict) else ()
+        for key in keys:
+            if str(key).removeprefix("fsdp_") not in _FSDP:
+                raise ConfigError(
+                    f"{_NAME.fsdp_config} has no key {key!r}{did_you_mean(str(key), _FSDP)}"
+                )
+        # transformers renamed this option, and keeps both names for now.
+        for name, value in vars(self).items():
+            if name.endswith("_checkpointing_kwargs") and isinstance(value, str):
+                raise ConfigError(f"{name} {value[:200]}: is not a JSON object")
 
     def _check_inherited(self) -> None:
         """Refuse options of `TrainingArguments` that would be ignored.
@@ -310,27 +282,6 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         for name in (_NAME.last_token, _NAME.objective_options):
             values[name] = public[name]
         return values
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle, without secrets, because ``training_args.bin`` is in every checkpoint."""
-        secrets = {
-            option.name: option.default
-            for option in options_of(type(self)).values()
-            if option.secret
-        }
-        return {**self.__dict__, **public_values(self), **secrets}
-
-    # By default, `copy` would use `__getstate__`; a copy in memory must keep the secrets.
-
-    def __copy__(self) -> JEPAConfig:
-        config = object.__new__(type(self))
-        config.__dict__ |= self.__dict__
-        return config
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> JEPAConfig:
-        config = copy.copy(self)
-        config.__dict__ = copy.deepcopy(self.__dict__, memo)
-        return config
 
 
 _NAME = Names(JEPAConfig)
