@@ -185,9 +185,9 @@ _TRL: dict[str, Alias] = {
     ),
 }
 
-_MIXED = "leave it out: mixed precision is always torch's; --{option} or --fp16 switches it on"
-_NO_LOOP = "leave it out: there is only one evaluation loop; see --{option}"
-_SPEED = "leave it out: tokens_per_second is in every entry of the log (--{option})"
+_NOT_IN_5 = "leave it out: transformers 5 has no such option"
+_IN_FSDP = "write it as a key of --{option}, without fsdp_: '{{\"min_num_params\": ...}}'"
+_IN_ACCELERATOR = "write it as a key of --{option}: '{{\"split_batches\": ...}}'"
 _BOARD = "set TENSORBOARD_LOGGING_DIR in the environment, for --{option} tensorboard"
 
 # Options of transformers 4 that version 5 has removed or renamed.
@@ -203,64 +203,36 @@ _TRANSFORMERS_4: dict[str, Alias] = {
     "push_to_hub_token": "hub_token",
     "torchdynamo": "torch_compile_backend",
     "xpu_backend": "ddp_backend",
-    **_answers(
-        "use_cpu", "leave it out: a GPU is used, unless --{option} is given", use_mps_device="true"
-    ),
-    **_answers(
-        "use_cpu",
-        "training runs on GPUs, or with --{option} on the CPU",
-        tpu_num_cores="none",
-        tpu_metrics_debug="false",
-    ),
-    **_answers(
-        "hub_model_id", "write --{option} ORGANIZATION/NAME", push_to_hub_organization="none"
-    ),
-    **_answers(
-        "output_dir",
-        "leave it out: weights are written as safetensors only",
-        save_safetensors="true",
-    ),
-    **_answers(
-        "output_dir",
-        "leave it out: compute_metrics gets only predictions and labels",
-        include_inputs_for_metrics="false",
-    ),
-    **_answers(
-        "output_dir", "leave it out: no state is passed on to the next batch", past_index="-1"
-    ),
-    **_answers(
-        "output_dir", "leave it out: compare settings with stepjepa study", ray_scope="last"
-    ),
-    **_answers("prediction_loss_only", _NO_LOOP, use_legacy_prediction_loop="false"),
-    **_answers("logging_steps", _SPEED, include_tokens_per_second="true"),
     **_answers("report_to", _BOARD, logging_dir="none"),
     **_answers(
-        "bf16", _MIXED, fp16_backend="auto", half_precision_backend="auto", fp16_opt_level="o1"
-    ),
-    **_answers(
-        "torch_compile",
-        "leave it out; --{option} compiles the model",
-        jit_mode_eval="false",
-        use_ipex="false",
-    ),
-    **_answers(
-        "fsdp", "shard the weights with --{option}", sharded_ddp="none false", mp_parameters="none"
-    ),
-    **_answers(
-        "fsdp_config", "write --{option} '{{\"min_num_params\": ...}}'", fsdp_min_num_params="0"
-    ),
-    **_answers(
         "fsdp_config",
-        "write --{option} '{{\"transformer_layer_cls_to_wrap\": [...]}}'",
+        _IN_FSDP,
+        fsdp_min_num_params="0",
         fsdp_transformer_layer_cls_to_wrap="none",
     ),
     **_answers(
-        "accelerator_config",
-        "write --{option} '{{\"dispatch_batches\": ...}}'",
-        dispatch_batches="none",
+        "accelerator_config", _IN_ACCELERATOR, dispatch_batches="none", split_batches="none"
     ),
     **_answers(
-        "accelerator_config", "write --{option} '{{\"split_batches\": ...}}'", split_batches="none"
+        "logging_steps",
+        _NOT_IN_5,
+        use_mps_device="true",
+        tpu_num_cores="none",
+        tpu_metrics_debug="false",
+        push_to_hub_organization="none",
+        save_safetensors="true",
+        include_inputs_for_metrics="false",
+        past_index="-1",
+        ray_scope="last",
+        use_legacy_prediction_loop="false",
+        include_tokens_per_second="true",
+        fp16_backend="auto",
+        half_precision_backend="auto",
+        fp16_opt_level="o1",
+        jit_mode_eval="false",
+        use_ipex="false",
+        sharded_ddp="none false",
+        mp_parameters="none",
     ),
 }
 
