@@ -9,7 +9,7 @@ from stepjepa.config.spellings import published
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.check import CheckOptions
 from stepjepa.report.run import ReportOptions
-from support.options import ALIASES, Color, Options, Trainer
+from support.options import ALIASES, Options, Trainer
 
 
 def parse(*argv: str) -> tuple[Options, Trainer]:
@@ -39,7 +39,7 @@ def message(*argv: str) -> str:
         ("--report_to none", "report_to", "none"),
         ("--report_to wandb trackio", "report_to", ["wandb", "trackio"]),
         ('--kwargs {"a":{"b":[1,null]},"c":1e-5}', "kwargs", {"a": {"b": [1, None]}, "c": 1e-5}),
-        ("--color blue", "color", Color.BLUE),
+        ("--color blue", "color", "blue"),
         ("--seen no", "seen", "no"),
         # other spellings
         ("--batch-size=4", "per_device_train_batch_size", 4),

@@ -10,7 +10,7 @@ import pytest
 from stepjepa.config.parser import StrictParser, build
 from stepjepa.config.yaml_file import dump_yaml
 from stepjepa.errors import ConfigError
-from support.options import ALIASES, Color, Options, Trainer
+from support.options import ALIASES, Options, Trainer
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ HARD = Options(
     step_separator="\n\n", train_file="none", target_encoder="none", jepa_ratio=1e-5, lbd=float("inf"), lora=True,
     layers=[], modules=["none", "1e-5", "true", "a: b", "", " x ", "#", "é", "\u2028", "'", '"', "010", "1:30"],
     report_to=["none"], kwargs={"a": "1e-5", "b": {"c": [1, 2.5, None, "no", "null"]}, "d": -3, "e": True, "f": "~"},
-    switches={"rope": True}, color=Color.BLUE, color_name="red", seen="true", space=False,
+    switches={"rope": True}, color="blue", seen="true", space=False,
 )  # fmt: skip
 
 

@@ -35,8 +35,7 @@ class Options:
     report_to: None | str | list[str] = "none"
     kwargs: dict[str, Any] | str | None = None
     switches: dict[str, bool] | None = None
-    color: Color = Color.RED
-    color_name: Color | str = "blue"
+    color: Color | str = "red"
     seen: str | bool = "no"
     space: Union[str, None, Literal[False]] = None  # noqa: UP007
     level: str = field(default="info", metadata={"choices": ["info", "debug"]})

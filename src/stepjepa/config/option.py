@@ -272,12 +272,7 @@ class Option:
         if isinstance(default, Enum):
             default = default.value
         if default is not None and default not in ("", [], {}):
-            # A default with white space at its ends, such as a line break, is shown as a Python string.
-            blank = isinstance(default, str) and (
-                default.strip() != default or not default.isprintable()
-            )
-            shown = repr(default) if blank else default
-            notes.append(f"default: {shown}")
+            notes.append(f"default: {default}")
         text = f"{self.help} ({'; '.join(notes)})" if notes else self.help
         return text.strip().replace("%", "%%")
 

@@ -104,17 +104,8 @@ def _alike(first: str, second: str, least: float) -> bool:
 
 
 def union_members(hint: object) -> tuple[Any, ...]:
-    """The alternatives of a type: the members of a union, or else the type itself; None in a Literal is separate."""
-    arguments = get_args(hint)
-    if get_origin(hint) in (Union, types.UnionType):
-        return tuple(member for argument in arguments for member in union_members(argument))
-    if get_origin(hint) is not Literal or None not in arguments:
-        return (hint,)
-    # Callers see Literal["a", None] as Literal["a"] | None.
-    choices = tuple(choice for choice in arguments if choice is not None)
-    if not choices:
-        return (type(None),)
-    return Literal[choices], type(None)
+    """The alternatives of a type: the members of a union, or else the type itself."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def is_class(hint: object, base: type) -> bool:
@@ -154,10 +145,7 @@ def _read_as(hint: object) -> list[Any]:
 def _describe_member(hint: Any) -> str:
     choices = choices_of(hint)
     if choices is not None:
-        words = [
-            str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in choices
-        ]
-        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
+        return f"one of {', '.join(map(str, choices))}"
     if is_class(hint, list):
         return f"a list ({describe(_item_of(hint))} each)"
     kind = get_origin(hint) or hint
@@ -183,8 +171,8 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
     """Convert what the user wrote into a value of type `hint`.
 
     Args:
-        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For
-            `Enum | str` the result is the enumeration's value as a string; other strings are refused.
+        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For an Enum, and
+            for `Enum | str`, the result is the enumeration's value; other strings are refused.
         written: what the user wrote, in one of the forms in the module's description.
         keep: a word that stays text although it usually means None, such as "none" for a field whose default is "none".
 
@@ -249,7 +237,12 @@ def _convert_member(hint: Any, written: Any, union: list[Any]) -> Any:
     plain = str not in union or not isinstance(written, Quoted)
     choices = choices_of(hint)
     if choices is not None:
-        return _convert_choice(hint, choices, written, plain, text=str in union)
+        by_word = {str(choice): choice for choice in choices}
+        # YAML writes the choice False as false; in quotes, it is text.
+        word = written.capitalize() if plain and False in choices else written
+        if word not in by_word:
+            raise _Mismatch
+        return by_word[word]
     if hint is str:
         return str(written)
     if is_class(hint, PurePath):
@@ -258,15 +251,6 @@ def _convert_member(hint: Any, written: Any, union: list[Any]) -> Any:
         return _convert_switch(written, alone=len(union) == 1)
     if plain and hint in (int, float):
         return _convert_number(hint, written)
-    raise _Mismatch
-
-
-def _convert_choice(hint: Any, choices: list[Any], written: str, plain: bool, text: bool) -> Any:
-    for choice in choices:
-        # A choice that is True or False may be written in any letter case.
-        is_word = isinstance(choice, bool) and plain and str(choice).lower() == written.lower()
-        if str(choice) == written or is_word:
-            return hint(choice) if is_class(hint, Enum) and not text else choice
     raise _Mismatch
 
 
