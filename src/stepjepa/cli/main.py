@@ -1,6 +1,7 @@
 """The entry point `stepjepa COMMAND ...`: dispatch, options, output and exit status.
 
-Options are imported when their command is called, so that `--help`, `--version` and spelling mistakes are answered at once.
+Options are imported when their command is called, so that `--help` and `--version` are answered at once. Only `train` loads
+torch to read its options, unless it prints its short help.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any, NamedTuple
 from stepjepa import api
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import StrictParser
-from stepjepa.config.spellings import LEFT, PUBLISHED, checked_options, published
+from stepjepa.config.spellings import LEFT, checked_options, published
 from stepjepa.config.values import did_you_mean
 from stepjepa.errors import ConfigError, RunError, StepJepaError
 from stepjepa.utils.terminal import (
@@ -443,13 +444,9 @@ def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
 def _train(argv: list[str]) -> int:
     from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 
-    if "--help_all" not in argv:
-        # The help and errors in names are printed before torch is loaded, which takes seconds.
-        parser = _train_parser(RunOptions, JEPAOptions, TrainerOptions)
-        if "-h" in argv or "--help" in argv:
-            # This prints the help and exits.
-            parser.values(argv)
-        parser.check_names(argv)
+    if {"-h", "--help"} & set(argv) and "--help_all" not in argv:
+        # This prints the help and exits, before torch is loaded, which takes seconds.
+        _train_parser(RunOptions, JEPAOptions, TrainerOptions).values(argv)
     from stepjepa.training.config import JEPAConfig
 
     parser = _train_parser(RunOptions, JEPAConfig)
@@ -475,7 +472,7 @@ def _train(argv: list[str]) -> int:
 
 
 def _train_parser(*options: type) -> StrictParser:
-    from stepjepa.training.options import FIRST, inherited_names
+    from stepjepa.training.options import FIRST
 
     command = COMMANDS["train"]
     return StrictParser(
@@ -484,7 +481,6 @@ def _train_parser(*options: type) -> StrictParser:
         aliases=published(*options),
         positional=command.positional(Names(*options)),
         first=FIRST,
-        others=(*PUBLISHED, *inherited_names()),
     )
 
 

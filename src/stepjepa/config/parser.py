@@ -111,7 +111,6 @@ class StrictParser:
             several values takes all remaining words.
         first: headings of the short help, and the options under each; only ``--help_all`` shows the others. Names that are
             not options here are skipped. By default the help shows all options.
-        others: further names that `check_names` accepts: their dataclasses would be too slow to load for a check of names.
     """
 
     def __init__(
@@ -122,7 +121,6 @@ class StrictParser:
         aliases: Mapping[str, Alias] | None = None,
         positional: Sequence[str] = (),
         first: Mapping[str, Collection[str]] | None = None,
-        others: Collection[str] = (),
     ) -> None:
         # The first paragraph is the usage and the last one the example; line breaks within a paragraph have no meaning.
         paragraphs = [" ".join(part.split()) for part in text.split("\n\n")]
@@ -132,7 +130,6 @@ class StrictParser:
         self.positional, self.first = tuple(positional), dict(first or {})
         self.aliases: dict[str, Alias] = dict(aliases or {})
         self.options = options_of(*dataclass_types)
-        self._others = set(others)
         self._brought: set[str] = set()
         for name, option in self.options.items():
             for spelling in option.aliases:
@@ -181,8 +178,7 @@ class StrictParser:
                 raise ConfigError(f"{spelling}: {answer}")
         known = self._names()
         for name, (spelling, _) in flags.items():
-            switched_off = self._switched_off(name) or name.removeprefix("no_") in self._others
-            if name not in known and not switched_off:
+            if name not in known and not self._switched_off(name):
                 hint = self._hint(name) or "; --help lists the options"
                 raise ConfigError(f"unknown flag {spelling}{hint}")
         _, config = flags.get("config", ("", None))
@@ -434,7 +430,7 @@ class StrictParser:
                 self.take_up(name, node and node.written)
 
     def _names(self) -> set[str]:
-        return {*self.options, *self.aliases, *self._others, "config"}
+        return {*self.options, *self.aliases, "config"}
 
     def _switched_off(self, name: str) -> Option | None:
         """The true/false option that ``--no_NAME`` switches off."""

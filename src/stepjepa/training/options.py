@@ -7,11 +7,8 @@ its field.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 from stepjepa.config.option import (
@@ -578,14 +575,6 @@ class LoopOptions(JEPAOptions, TrainerOptions):
         """As `JEPAOptions.check`; raises ConfigError."""
         super().check()
         self.check_horizons(objective_of(self))
-
-
-def inherited_names() -> set[str]:
-    """The names of the fields of `transformers.TrainingArguments`."""
-    # Read from the source, because importing the class takes seconds.
-    spec: Any = find_spec("transformers")
-    source = Path(spec.origin).with_name("training_args.py").read_text(encoding="utf-8")
-    return set(re.findall(r"^    (\w+): .*= field\(", source, re.MULTILINE))
 
 
 @dataclass
