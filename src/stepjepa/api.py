@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -191,21 +190,12 @@ def _answer_scorer(run: RunOptions, config: JEPAConfig) -> AnswerScorer | None:
 
 
 def _next_commands(run: RunOptions, output: Path) -> str:
-    """The commands suggested after a run, with the run's metrics or else one that fits the first row."""
+    """The commands suggested after a run, with the run's metrics if it has any."""
     from stepjepa.config.option import Names
-    from stepjepa.data.sources import RowSource
-    from stepjepa.errors import StepJepaError
-    from stepjepa.evaluation.metrics.answers import fitting_metric
     from stepjepa.evaluation.options import EvaluateOptions
 
     name, folder = Names(EvaluateOptions), shlex.quote(str(output))
-    metric = "exact"
-    # The data may no longer exist, and a suggestion must not fail after hours of training.
-    with suppress(StepJepaError, OSError, StopIteration):
-        rows = RowSource((run.train_file or [""])[0], run.dataset_split)
-        _, row = next(iter(rows))
-        metric = fitting_metric(row)
-    metrics = run.eval_metrics or [metric]
+    metrics = run.eval_metrics or ["METRIC"]
     test = shlex.quote(run.eval_file) if run.eval_file else "TEST_FILE"
     what = f"--{name.test_file} {test} --{name.metric} {' '.join(metrics)}"
     return f"next   stepjepa evaluate --{name.model_name} {folder} {what}\n       stepjepa report {folder}"

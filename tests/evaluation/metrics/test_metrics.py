@@ -7,7 +7,6 @@ import pytest
 from stepjepa.data.tasks import generate_rows, make_task
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.metrics import Judgement, Metric, make_metric
-from stepjepa.evaluation.metrics.answers import fitting_metric
 from stepjepa.evaluation.metrics.base import METRICS
 
 
@@ -154,17 +153,3 @@ def test_the_chosen_option():
         assert (verdict.gold, verdict.score) == (gold, float(gold is not None)), row
     with pytest.raises(DataError, match="must be a list of texts"):
         metric.score("A", {"answer": "A", "choices": {"text": ["x"], "label": ["A", "B"]}})
-
-
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        ({"question": "1+1?", "answer": "1 + 1 = 2\n#### 2"}, "gsm8k"),
-        ({"problem": "?", "solution": "s", "answer": "It is \\boxed{\\frac{x}{\\sqrt{2}}}"}, "math"),
-        ({"question": "?", "answer": "a text", "ground_truth": "4"}, "gsm8k"),
-        ({"prompt": "lines with a number", "completion": "([0-9])+"}, "exact"),
-        ({"task": "arithmetic", "messages": [{"role": "assistant", "content": "\\boxed{2}"}]}, "task"),
-    ],
-)
-def test_the_metric_that_fits_a_row(row, expected):
-    assert fitting_metric(row) == expected

@@ -24,7 +24,7 @@ from stepjepa.data.answers import (
     plain_text,
 )
 from stepjepa.data.blocks import answer_of
-from stepjepa.data.tasks import TASKS, task_class
+from stepjepa.data.tasks import task_class
 from stepjepa.errors import ConfigError, DataError, library
 from stepjepa.evaluation.metrics.base import OPTIONS, Judgement, Metric, Row, verdict
 from stepjepa.evaluation.metrics.worker import Worker, WorkerError
@@ -184,22 +184,6 @@ class FinalAnswer(Metric):
         ):
             return final_answer(reference)
         return reference
-
-
-def fitting_metric(row: Row) -> str:
-    """The name of the metric that suits a row, by its built-in task or by the marks of its final answer."""
-    if row.get("task") in TASKS:
-        return TaskAnswer.name
-    metric = FinalAnswer()
-    try:
-        reference, answer = metric.reference(row), metric.final_reference(row)
-    except DataError:
-        return Exact.name
-    # A number in an unmarked text need not be its answer.
-    marked = "ground_truth" in row or "####" in reference or last_boxed(reference) is not None
-    if answer is None or not marked:
-        return Exact.name
-    return FinalAnswer.name if number_of(answer) is not None else MathAnswer.name
 
 
 @dataclass(kw_only=True)
