@@ -308,7 +308,8 @@ LEFT: dict[str, Answer] = {
         "attempts", "call the column ground_truth, or name it with --target_column"
     ),
     "no_resume": Answer(
-        "", "was removed: nothing is replaced without --overwrite; name another --output_file"
+        "attempts",
+        "was removed: nothing is replaced without --overwrite; name another --output_file",
     ),
     **_answers("", _NO_ENERGIES, energy="", best_of="", score=""),
     "print_completion": Answer(

@@ -43,9 +43,8 @@ _WORDS = {
     dict: "a JSON object",
     str: "text",
 }
-# Least similarity of a misspelling, from 0 to 1: between words in the same place, and between names split differently
-# (`numproc`).
-_ALIKE, _ALIKE_WITHOUT_BREAKS = 0.6, 0.95
+# Least similarity of a misspelling, from 0 to 1: enough for two swapped letters in a word of four.
+_ALIKE = 0.75
 # Torch and NumPy count in int64; a larger number would fail far from the option.
 _LARGEST = 2**63 - 1
 
@@ -66,38 +65,16 @@ class _Mismatch(Exception):
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The member of `known` that `name` misspells, or None; letter case is ignored.
-
-    A name with an additional, missing or different word means something else, however many letters it shares:
-    ``warmup_ratio`` does not misspell ``lbd_warmup_ratio``.
-    """
+    """The member of `known` that is most similar to `name`, or None if none is similar; letter case is ignored."""
     by_lower = {candidate.lower(): candidate for candidate in known}
-    matches = difflib.get_close_matches(name.lower(), by_lower, n=20, cutoff=_ALIKE)
-    return next((by_lower[match] for match in matches if _is_slip(name.lower(), match)), None)
+    matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=_ALIKE)
+    return by_lower[matches[0]] if matches else None
 
 
 def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
     """The end of a message about an unknown name: ``; did you mean 'lbd'?``, or nothing if no known name is close."""
     near = nearest(name, known)
     return f"; did you mean {form.format(near)}?" if near else ""
-
-
-def _is_slip(name: str, known: str) -> bool:
-    """Whether the names have the same words except for some letters, or the same letters except for the word breaks."""
-    words = re.split(r"[\W_]+", name)
-    known_words = re.split(r"[\W_]+", known)
-    if len(words) != len(known_words):
-        return _alike("".join(words), "".join(known_words), _ALIKE_WITHOUT_BREAKS)
-    # A word may also be the start of the known word, of any length: `lr_sched` for `lr_scheduler`.
-    return all(
-        known_word.startswith(word) or _alike(word, known_word, _ALIKE)
-        for word, known_word in zip(words, known_words, strict=True)
-    )
-
-
-def _alike(first: str, second: str, least: float) -> bool:
-    similarity = difflib.SequenceMatcher(None, first, second).ratio()
-    return similarity >= least and abs(len(first) - len(second)) <= 2
 
 
 # Types
@@ -171,8 +148,8 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
     """Convert what the user wrote into a value of type `hint`.
 
     Args:
-        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For an Enum, and
-            for `Enum | str`, the result is the enumeration's value; other strings are refused.
+        hint: a resolved type hint: bool, int, float, str, a path, Literal, Enum, list, dict, or a union of them. For an
+            Enum, and for `Enum | str`, the result is the enumeration's value; other strings are refused.
         written: what the user wrote, in one of the forms in the module's description.
         keep: a word that stays text although it usually means None, such as "none" for a field whose default is "none".
 
