@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
@@ -147,18 +146,22 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
     Raises:
         ConfigError: invalid YAML, or a key that occurs twice.
     """
+
+    def where(line: int) -> str:
+        return f"{name}:{line + 1}" if numbered else name
+
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
         if root is None:
-            return Node(None, f"{name}:1" if numbered else name)
-        tree = _Reader(loader, name, numbered).read(root, root.start_mark.line)
+            return Node(None, where(0))
+        tree = _read(root, root.start_mark.line, loader, where)
         # The result is not used; this call refuses unknown tags of lists and mappings, which the reader ignores.
         loader.construct_document(root)
         return tree
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{name}:{mark.line + 1}" if mark and numbered else name
+        place = where(mark.line) if mark else name
         raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
     except RecursionError:
         raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
@@ -167,51 +170,40 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         raise ConfigError(f"{name}: not valid YAML: {said(error, lines=1)}") from None
 
 
-@dataclass
-class _Reader:
-    """Converts the nodes of PyYAML into a tree."""
-
-    loader: _Loader
-    name: str
-    numbered: bool
-
-    def where(self, line: int) -> str:
-        return f"{self.name}:{line + 1}" if self.numbered else self.name
-
-    def read(self, node: yaml.Node, line: int) -> Node:
-        """Convert a node; `line` is that of its key."""
-        where = self.where(line)
-        if isinstance(node, yaml.ScalarNode):
-            scalar = self.loader.construct_object(node)
-            plain = None if scalar is None else node.value
-            # A plain scalar has no style; quoted and block scalars have one.
-            return Node(plain if node.style is None else Quoted(node.value), where, scalar)
-        if isinstance(node, yaml.SequenceNode):
-            return Node([self.read(child, child.start_mark.line) for child in node.value], where)
-        children: dict[str, Node] = {}
-        for key, value in node.value:
-            # The line of the key helps more in a message than the line of the value's first item.
-            line = key.start_mark.line
-            if not isinstance(key, yaml.ScalarNode):
-                raise ConfigError(f"{self.where(line)}: expected a name as the key, got a {key.id}")
-            if key.value in children:
-                first = children[key.value].where
-                what = f"the key {key.value!r} occurs twice, first in {first}"
-                raise ConfigError(f"{self.where(line)}: {what}; keep one of them")
-            children[key.value] = self.read(value, line)
-        return Node(children, where)
+def _read(node: yaml.Node, line: int, loader: _Loader, where: Callable[[int], str]) -> Node:
+    """Convert a node of PyYAML with its children; `line` is that of its key, and `where` names a line in messages."""
+    place = where(line)
+    if isinstance(node, yaml.ScalarNode):
+        scalar = loader.construct_object(node)
+        plain = None if scalar is None else node.value
+        # A plain scalar has no style; quoted and block scalars have one.
+        return Node(plain if node.style is None else Quoted(node.value), place, scalar)
+    if isinstance(node, yaml.SequenceNode):
+        items = [_read(child, child.start_mark.line, loader, where) for child in node.value]
+        return Node(items, place)
+    children: dict[str, Node] = {}
+    for key, value in node.value:
+        # The line of the key helps more in a message than the line of the value's first item.
+        child = _read(value, key.start_mark.line, loader, where)
+        if not isinstance(key, yaml.ScalarNode):
+            raise ConfigError(f"{child.where}: expected a name as the key, got a {key.id}")
+        if key.value in children:
+            first = children[key.value].where
+            what = f"the key {key.value!r} occurs twice, first in {first}"
+            raise ConfigError(f"{child.where}: {what}; keep one of them")
+        children[key.value] = child
+    return Node(children, place)
 
 
-def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str], header: str = "") -> None:
+def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     """Write plain values (None, bool, int, float, str, and lists and dicts of them) under their keys.
 
-    The write is atomic. `header` is written at the top as comment lines.
+    The write is atomic.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    comment = "".join(f"# {line}\n" for line in header.splitlines())
-    body = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-    write_whole(path, [(comment + body).encode()])
+    text = yaml.dump(dict(values), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    write_whole(path, [text.encode()])
 
 
 def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:

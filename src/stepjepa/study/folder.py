@@ -189,7 +189,7 @@ def write_plan(folder: StudyRunFolder, run: Run, study: Study) -> None:
     if evaluates_on_the_way(settings):
         values["eval_file"] = files["select"][0]
         values["eval_split"] = data.splits.get("select", "test")
-    write_yaml(values, folder.train_config, header=f"One run of a study: {run.name}")
+    write_yaml(values, folder.train_config)
     plan: Record = {
         "run": run.name,
         "files": {split: names[0] for split, names in files.items() if split != "train"},
