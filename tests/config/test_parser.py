@@ -62,8 +62,8 @@ def test_a_flag_sets_its_field(words, name, value):
     ("words", "text"),
     [
         ("--predictors 3.7", "--predictors: expected a whole number, got '3.7'"),
-        ("--predictors", "--predictors: expected a whole number, got no value"),
-        ("--lbd nan", "--lbd: expected a number, got 'nan'"),
+        ("--predictors", "--predictors: expected INT, got no value"),
+        ("--lbd nan", "--lbd: lbd is nan; it must be a finite number"),
         ("--lora maybe", "--lora: expected true or false, got 'maybe'"),
         ("--color bleu", "--color: expected one of red, blue, got 'bleu'; did you mean 'blue'?"),
         ("--no_shuffle=true", "--no_shuffle takes no value, got 'true'"),

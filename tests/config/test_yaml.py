@@ -117,8 +117,8 @@ def test_flags_win_over_the_file_wherever_they_stand(write):
 # Writing
 
 HARD = Options(
-    step_separator="\n\n", train_file="none", target_encoder="none", jepa_ratio=1e-5, lbd=float("inf"), lora=True,
-    layers=[], modules=["none", "1e-5", "true", "a: b", "", " x ", "#", "é", "\u2028", "'", '"', "010", "1:30"],
+    step_separator="\n\n", train_file="none", target_encoder="none", jepa_ratio=1e-5, lbd=1e30, lora=True,
+    layers=[-1], modules=["none", "1e-5", "true", "a: b", "", " x ", "#", "é", "\u2028", "'", '"', "010", "1:30"],
     report_to=["none"], kwargs={"a": "1e-5", "b": {"c": [1, 2.5, None, "no", "null"]}, "d": -3, "e": True, "f": "~"},
     switches={"rope": True}, color="blue", seen="true", space=False,
 )  # fmt: skip
@@ -129,7 +129,7 @@ HARD = Options(
     [
         Options(),
         HARD,
-        Options(report_to=None, space="false", seen=True, kwargs="x.json", train_file="~", lbd=-1e-30, horizon=0),
+        Options(report_to=None, modules=[], space="false", seen=True, kwargs="x.json", lbd=-1e-30, horizon=0),
     ],
 )
 def test_a_dump_parses_back(options, tmp_path):

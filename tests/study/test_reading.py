@@ -121,7 +121,7 @@ def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none():
         ("grid={lbd: [1, 2]}", ["unknown key 'grid': write out the arms", "tune: {option: [values]}"]),
         ("data={train_file: a.jsonl}", ["data: test_file is missing"]),
         ("data={train_file: a.jsonl, test_file: a.jsonl}", ["test_file and train_file are the same file"]),
-        ("data={builtin: {task: a6}}", ["expected one of arithmetic, ", "a5", "got 'a6'"]),
+        ("data={builtin: {task: a6}}", ["task is 'a6'; known: arithmetic, path_star, a5"]),
         ("arms.step_jepa.control_arm=other", ["control_arm of step_jepa is 'other'"]),
     ],
 )

@@ -30,7 +30,7 @@ class Options:
     lora: bool = False
     shuffle: bool = True
     tf32: bool | None = None
-    layers: list[int] = field(default_factory=list)
+    layers: list[int] = field(default_factory=lambda: [0])
     modules: list[str] | None = None
     report_to: None | str | list[str] = "none"
     kwargs: dict[str, Any] | str | None = None

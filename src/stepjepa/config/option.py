@@ -20,11 +20,9 @@ from stepjepa.config.values import (
     BadValue,
     choices_of,
     convert,
-    describe,
     did_you_mean,
     is_class,
     named_by_file,
-    show,
     union_members,
 )
 from stepjepa.errors import ConfigError
@@ -146,13 +144,6 @@ class Option:
         return [choice for choice in choices if isinstance(choice, str)]
 
     @property
-    def expects(self) -> str:
-        """What its value must be, for an error message."""
-        if not self.choices:
-            return describe(self.hint)
-        return f"one of {', '.join(self.choices)}{self._further}"
-
-    @property
     def _further(self) -> str:
         """What is accepted besides the named values, for an error message."""
         if self.folder:
@@ -160,19 +151,11 @@ class Option:
         return ", or your own file.py:Name" if self.own else ""
 
     def read(self, written: object) -> object:
-        """Convert what the user wrote into the field's value; BadValue if it does not fit."""
-        gone = replacement(self.name, written)
-        if gone:
-            raise BadValue(f"{written} was removed; {gone}")
+        """Convert what the user wrote into the field's value; BadValue or ConfigError if it does not fit."""
         value = convert(
             self.hint, written, keep=self.default if isinstance(self.default, str) else None
         )
-        # `convert` knows the choices of a Literal or Enum; those of the metadata are checked here.
-        if self.choices and value is not None and not self._names(value, self.choices):
-            near = did_you_mean(str(value), self.choices)
-            raise BadValue(f"expected {self.expects}, got {show(written)}{near}")
-        if isinstance(value, (int, float)):
-            self._check_bounds(value)
+        self.check(value)
         return value
 
     def _names(self, value: object, known: Sequence[str]) -> bool:
@@ -185,12 +168,12 @@ class Option:
         """Whether `read` accepts the value."""
         try:
             self.read(written)
-        except BadValue:
+        except (BadValue, ConfigError):
             return False
         return True
 
     def check(self, value: object) -> None:
-        """Check a value that may come from Python code: named values, and numbers within their bounds.
+        """Check a value from the command line, a file or Python code: named values, and numbers within their bounds.
 
         Raises:
             ConfigError: the value cannot be used; the message names the option.
@@ -204,7 +187,7 @@ class Option:
             gone = replacement(self.name, item)
             if gone:
                 raise ConfigError(f"{self.name}={item} was removed; {gone}")
-        if len(kinds) == 1:
+        if len(kinds) == 1 or self.choices:
             self._check_named(value)
         # In a condition, the text "false" would count as true.
         if kinds == [bool] and isinstance(value, str):
@@ -224,10 +207,10 @@ class Option:
             self._check_number(value, float if float in kinds else int)
 
     def _check_named(self, value: object) -> None:
-        known = self.named if self.own or self.folder or not self.choices else []
+        known = self.named
         if not known or self._names(value, known):
             return
-        near = did_you_mean(str(value), known, "{}") if self.own else ""
+        near = did_you_mean(str(value), known, "{}")
         raise ConfigError(
             f"{self.name} is {value!r}; known: {', '.join(known)}{self._further}{near}"
         )

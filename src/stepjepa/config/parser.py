@@ -257,7 +257,7 @@ class StrictParser:
             target = name
         option = self.options[target]
         if written is _BARE and option.bare is MISSING:
-            raise BadValue(f"expected {option.expects}, got no value")
+            raise BadValue(f"expected {option.metavar()}, got no value")
         result: Any = option.bare if written is _BARE else option.read(written)
         # 0.1 is a share under either name, but warmup_ratio=5 would become five steps.
         if isinstance(target, Share) and result >= 1:

@@ -17,7 +17,6 @@ import importlib
 import importlib.util
 import inspect
 import json
-import math
 import re
 import sys
 import types
@@ -34,8 +33,6 @@ from stepjepa.utils.text import lone_surrogate
 _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
-# YAML's spellings of infinity, which Python's float does not know.
-_INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
 _WORDS = {
     bool: "true or false",
     int: "a whole number",
@@ -243,14 +240,11 @@ def _convert_switch(written: str, alone: bool) -> bool:
 
 def _convert_number(kind: Any, written: str) -> Any:
     try:
-        number = kind(_INFINITY.get(written.lower(), written) if kind is float else written)
+        number = kind(written)
     except ValueError:
         raise _Mismatch from None
     if kind is int and abs(number) > _LARGEST:
         raise BadValue(f"expected a whole number below 2**63, got {show(written)}")
-    # NaN is a float in Python, but no option can be set to it.
-    if math.isnan(number):
-        raise _Mismatch
     return number
 
 
