@@ -96,6 +96,7 @@ def test_free_words_and_fields_that_cannot_be_set():
         ("file", "f --num_proc 2", {"num_proc": 2, "file": "f"}),
         ("file", "--step_jepa f", {"objective": "step_jepa", "file": "f"}),
         ("file", "--file f", {"file": "f"}),
+        ("file", "--target_grad none f", {"target_grad": None, "file": "f"}),
         ("folders", "a --overwrite b", {"folders": ["a", "b"], "overwrite": True}),
         ("folders", "--overwrite true a", {"folders": ["a"], "overwrite": True}),
     ],

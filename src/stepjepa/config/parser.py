@@ -17,14 +17,15 @@ from typing import Any, NamedTuple, Union
 
 from stepjepa.config.option import MISSING, Brings, Option, options_of, public_values
 from stepjepa.config.values import BadValue, convert, did_you_mean, named_by_file, show
-from stepjepa.config.yaml_file import read_tree, representable
+from stepjepa.config.yaml_file import Node, read_tree, representable
 from stepjepa.errors import ConfigError
 
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 # The value of a flag that was written without one.
 _BARE = object()
-# Words that a true/false flag takes as its value; any other word after it is positional, as in `--streaming data.jsonl`.
-_SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0"}
+# Words that a true/false flag takes as its value, if only to refuse them; any other word after it is positional, as in
+# `--streaming data.jsonl`.
+_SWITCH_WORDS = {"true", "false", "yes", "no", "on", "off", "1", "0", "none"}
 _HELP, _CONFIG = "show this help message and exit", "a YAML file of options; flags override it"
 _HELP_ALL, _UNTITLED = "show all options and exit", "further options"
 _FOOTER = (
@@ -56,6 +57,8 @@ class Share(str):
     """The name of an option that takes a number of steps or a share of them, for an alias that takes only a share."""
 
 
+# A flag as it is spelled, and the words after it.
+Flag = tuple[str, list[str]]
 # What an alias stands for, see `StrictParser`.
 Alias = Union[str, "tuple[str, str]", "Mapping[str, tuple[tuple[str, str], ...]]", Answer]
 
@@ -142,49 +145,38 @@ class StrictParser:
             ConfigError: for any mistake in the flags or the file.
             SystemExit: with code 0, after printing the help for `--help` and `--help_all`.
         """
-        # First, because the options of a user's class belong in the help and among the known names.
-        self._add_written_options(argv)
-        if {"-h", "--help", "--help_all"} & set(argv):
-            text = self.format_help(every="--help_all" in argv)
+        asked = {"-h", "--help", "--help_all"} & set(argv)
+        config, flags = self._split([word for word in argv if word not in asked])
+        if asked:
+            text = self.format_help(every="--help_all" in asked)
             sys.stdout.write(text)
             raise HelpShown(self)
-        config, flags = self._split(argv)
-        self.check_names(argv)
-        settings: dict[str, Setting] = {}
-        if config is not None:
-            nodes = read_tree(config).mapping("options")
-            per_key = (
-                self.settings(key, node.written, f"{node.where}: {key}")
-                for key, node in nodes.items()
-            )
-            settings = merged(setting for settings_of_key in per_key for setting in settings_of_key)
+        nodes = _nodes(config)
+        self._check_names(flags, nodes)
+        per_key = (
+            self.settings(key, node.written, f"{node.where}: {key}") for key, node in nodes.items()
+        )
+        settings = merged(setting for settings_of_key in per_key for setting in settings_of_key)
         # File and flags are merged separately: a flag overrides the file, but two flags that disagree are an error.
         settings |= merged(setting for flag in flags for setting in self._from_flag(*flag))
         return carried(self.options, {name: setting.value for name, setting in settings.items()})
 
-    def check_names(self, argv: Sequence[str]) -> None:
+    def _check_names(self, flags: Iterable[Flag], nodes: Mapping[str, Node]) -> None:
         """Refuse flags and YAML keys that are not options; the values are not checked.
 
         Raises:
             ConfigError: the message names the flag or key.
         """
-        self._add_written_options(argv)
-        flags = _words_by_flag(argv)
-        # Answers come first, because they help more than "unknown flag".
-        for name, (spelling, word) in flags.items():
+        known = self._names()
+        for spelling, words in flags:
+            name = _plain(spelling)
             answer = self.aliases.get(name)
-            value = (word or "true").lower()
+            value = "".join(words).lower() or "true"
             if isinstance(answer, Answer) and value not in answer.idle:
                 raise ConfigError(f"{spelling}: {answer}")
-        known = self._names()
-        for name, (spelling, _) in flags.items():
             if name not in known and not self._switched_off(name):
                 hint = self._hint(name) or "; --help lists the options"
                 raise ConfigError(f"unknown flag {spelling}{hint}")
-        _, config = flags.get("config", ("", None))
-        if not config:
-            return
-        nodes = read_tree(config).mapping("options")
         for key, node in nodes.items():
             # A file cannot name another file.
             if key in known and key != "config":
@@ -328,15 +320,32 @@ class StrictParser:
 
     # Reading
 
-    def _split(self, argv: Sequence[str]) -> tuple[str | None, list[tuple[str, list[str]]]]:
-        """The path after --config, and every other flag as it is spelled, with its words; repeated list flags are joined."""
-        written = _words_by_flag(argv)
+    def _split(self, argv: Sequence[str]) -> tuple[str | None, list[Flag]]:
+        """The path after --config, and every other flag with its words; repeated list flags are joined.
+
+        Adds the options of the user's classes that are named on the command line or else in its YAML file.
+        """
+        config, flags = self._assigned(argv)
+        nodes = _nodes(config)
+        written = {_plain(spelling): words for spelling, words in flags}
+        for name in [name for name, option in self.options.items() if option.brings]:
+            if name in nodes and name not in written:
+                self.take_up(name, nodes[name].written)
+            for word in written.get(name, ()):
+                self.take_up(name, word)
+        # Again, because the options of these classes decide which words they take.
+        return self._assigned(argv)
+
+    def _assigned(self, argv: Sequence[str]) -> tuple[str | None, list[Flag]]:
+        """As `_split`, with the options that are known so far."""
+        matches = map(_FLAG.fullmatch, argv)
+        written = {_plain(match[1]) for match in matches if match}
         free = {
             name: list[str]()
             for name in self.positional
-            if not written.keys() & {name, *self.spellings(name)}
+            if not written & {name, *self.spellings(name)}
         }
-        flags: list[tuple[str, list[str]]] = []
+        flags: list[Flag] = []
         # Each word belongs to the flag before it if that takes the word, or else to the next positional field.
         for word in argv:
             match = _FLAG.fullmatch(word)
@@ -362,7 +371,7 @@ class StrictParser:
             raise ConfigError(
                 "--config takes the path of one YAML file, and may be given only once"
             )
-        joined: list[tuple[str, list[str]]] = []
+        joined: list[Flag] = []
         # The flag of a list may be repeated: `--metric a --metric b` means `--metric a b`.
         lists: dict[str, list[str]] = {}
         for spelling, words in flags:
@@ -417,17 +426,6 @@ class StrictParser:
             yield from self.settings(name, words, spelling)
         else:
             yield from self.settings(name, words[0] if words else _BARE, spelling)
-
-    def _add_written_options(self, argv: Sequence[str]) -> None:
-        """Add the options of the user's classes that are named on the command line or else in its YAML file."""
-        flags = _words_by_flag(argv)
-        for name in [name for name, option in self.options.items() if option.brings]:
-            if name in flags:
-                self.take_up(name, flags[name][1])
-            elif "config" in flags:
-                _, config = flags["config"]
-                node = read_tree(config).mapping("options").get(name) if config else None
-                self.take_up(name, node and node.written)
 
     def _names(self) -> set[str]:
         return {*self.options, *self.aliases, "config"}
@@ -521,16 +519,9 @@ def command_line(command: str, given: Mapping[str, Any], *instances: object) -> 
     return shlex.join(words)
 
 
-def _words_by_flag(argv: Sequence[str]) -> dict[str, tuple[str, str | None]]:
-    """Name of each flag -> its spelling, and the word after it; None if no word or another flag follows."""
-    words: dict[str, tuple[str, str | None]] = {}
-    # "--end" stands for the end of the command line, so that something follows the last flag, too.
-    for word, following in zip(argv, [*argv[1:], "--end"], strict=False):
-        match = _FLAG.fullmatch(word)
-        if match:
-            value = None if _FLAG.fullmatch(following) else following
-            words[_plain(match[1])] = f"--{match[1]}", value if match[2] is None else match[2]
-    return words
+def _nodes(config: str | None) -> dict[str, Node]:
+    """The keys of a YAML file; none without a file."""
+    return {} if config is None else read_tree(config).mapping("options")
 
 
 def merged(settings: Iterable[Setting]) -> dict[str, Setting]:
