@@ -1,4 +1,4 @@
-"""The `stepjepa` command: dispatch, messages, exit statuses, `help`, `version`, and --quiet."""
+"""The `stepjepa` command: dispatch, messages, exit statuses, --help, --version and --quiet."""
 
 import subprocess
 import sys
@@ -31,11 +31,8 @@ def test_help_and_version(capsys):
     assert out.startswith("usage: stepjepa COMMAND")
     assert all(f"  {name} " in out and command.summary in out for name, command in COMMANDS.items())
     assert main([]) == 2 and capsys.readouterr().err == out
-    assert main(["--version"]) == 0 == main(["version"])
-    assert capsys.readouterr().out == f"stepjepa {stepjepa.__version__}\n" * 2
-    assert main(["prepare", "--help"]) == 0 == main(["help", "prepare"])
-    both = capsys.readouterr().out
-    assert both[: len(both) // 2] == both[len(both) // 2 :] != ""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"stepjepa {stepjepa.__version__}\n"
 
 
 def test_unknown_command_names_the_nearest(capsys):

@@ -265,9 +265,6 @@ def report() -> None:
     """
 
 
-# Names that other programs have for our commands; they are too different for a suggestion by similarity.
-WORDS_FOR = {"sft": "train", "finetune": "train", "fine-tune": "train", "pretrain": "train"}
-
 QUIET = "--quiet"
 # The short help of a command with more options than this shows only the first ones.
 _MANY_OPTIONS = 40
@@ -340,13 +337,10 @@ def _dispatch(argv: list[str]) -> int:
             print(_help(), file=sys.stderr, flush=True)
         return 2
     command, rest = argv[0], argv[1:]
-    # `stepjepa help train` is `stepjepa train --help`.
-    if command == "help" and rest:
-        command, rest = rest[0], [*rest[1:], "--help"]
-    if command in ("-h", "--help", "help"):
+    if command in ("-h", "--help"):
         print_text(_help())
         return 0
-    if command in ("--version", "version"):
+    if command == "--version":
         print_text(f"stepjepa {__version__}")
         return 0
     removed = LEFT.get(command.removeprefix("--").replace("-", "_"))
@@ -354,11 +348,8 @@ def _dispatch(argv: list[str]) -> int:
         print_error(f"stepjepa: error: {command}: {removed}")
         return 2
     if command not in COMMANDS:
-        kind = "option" if command.startswith("-") else "command"
-        known = [*COMMANDS, "--help", "--version"] if kind == "option" else list(COMMANDS)
-        meant = WORDS_FOR.get(command)
-        hint = f"; did you mean {meant!r}?" if meant else did_you_mean(command, known)
-        print_error(f"stepjepa: error: unknown {kind} {command!r}{hint}")
+        hint = did_you_mean(command, [*COMMANDS, "--help", "--version"])
+        print_error(f"stepjepa: error: unknown command {command!r}{hint}")
         print_error(f"Commands: {', '.join(COMMANDS)}. More: stepjepa --help")
         return 2
     try:
@@ -515,7 +506,7 @@ def _help() -> str:
             "commands:",
             *lines,
             "",
-            "stepjepa COMMAND --help, or stepjepa help COMMAND, shows a command's options; --version shows the version.",
+            "stepjepa COMMAND --help shows a command's options; stepjepa --version shows the version.",
             f"With {QUIET}, a command prints only errors and its result.",
             "Set STEPJEPA_TRACEBACK=1 in the environment to see the traceback of an error.",
         ]
