@@ -289,34 +289,32 @@ class StrictParser:
 
     def format_help(self, every: bool = False) -> str:
         """The help text, with the options of `first` or, for `every`, with all options."""
-        # argparse's parser only makes the actions; its own usage line would list every option, so the formatter is called
-        # directly.
-        layout = argparse.ArgumentParser(prog=self.prog, add_help=False)
-        formatter = argparse.HelpFormatter(self.prog)
-        formatter.add_text(f"usage: {self.prog} [--config FILE] [--option value ...]")
-        formatter.add_text(self.description)
+        layout = argparse.ArgumentParser(
+            # By default, the usage line would list every option.
+            usage=f"{self.prog} [--config FILE] [--option value ...]",
+            description=self.description,
+            epilog=_FOOTER,
+            add_help=False,
+        )
         groups = self.groups()
-        formatter.start_section("options")
-        formatter.add_argument(layout.add_argument("-h", "--help", action="help", help=_HELP))
+        layout.add_argument("-h", "--help", action="help", help=_HELP)
         if self.first and not every:
             groups = self._first_groups()
-            formatter.add_argument(layout.add_argument("--help_all", action="help", help=_HELP_ALL))
-        formatter.add_argument(layout.add_argument("--config", metavar="FILE", help=_CONFIG))
-        formatter.end_section()
+            layout.add_argument("--help_all", action="help", help=_HELP_ALL)
+        layout.add_argument("--config", metavar="FILE", help=_CONFIG)
         for title, options in groups.items():
-            formatter.start_section(title)
+            section = layout.add_argument_group(title)
             for option in options:
-                action = layout.add_argument(
+                section.add_argument(
                     f"--{option.name}",
                     nargs="+" if option.many else None if option.bare is MISSING else "?",
                     metavar=option.metavar(),
                     help=option.help_text(self.spellings(option.name)),
                 )
-                formatter.add_argument(action)
-            formatter.end_section()
-        formatter.add_text(_FOOTER)
-        formatter.add_text(self.epilog)
-        return formatter.format_help()
+        # The example is a paragraph of its own.
+        example = argparse.HelpFormatter(self.prog)
+        example.add_text(self.epilog)
+        return f"{layout.format_help()}\n{example.format_help()}"
 
     # Reading
 
