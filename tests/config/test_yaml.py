@@ -64,7 +64,6 @@ def test_a_key_sets_its_field(line, name, value, write):
         ("lbd: .nan", "lbd: expected a number, got '.nan'"),
         ("layers: {a: 1}", "layers: expected a list (a whole number each), got a mapping"),
         ("predictor: 3", "unknown key 'predictor'; did you mean 'predictors'?"),
-        ("no_lora: true", "unknown key 'no_lora'; write lora: false"),
         ("<<: {lbd: 1}", "unknown key '<<'"),
         ("lbd: !!python/object:os.system {}", "not valid YAML: "),
     ],

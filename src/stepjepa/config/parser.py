@@ -181,9 +181,7 @@ class StrictParser:
             # A file cannot name another file.
             if key in known and key != "config":
                 continue
-            off = self._switched_off(key)
-            hint = f"; write {off.name}: false" if off else did_you_mean(key, known)
-            raise ConfigError(f"{node.where}: unknown key {key!r}{hint}")
+            raise ConfigError(f"{node.where}: unknown key {key!r}{did_you_mean(key, known)}")
 
     def take_up(self, name: str, value: object) -> None:
         """Add the options of a user's class, if option `name` accepts such classes and `value` names one.
@@ -417,9 +415,8 @@ class StrictParser:
                 if words[1].startswith("-")
                 else "; quote a value that contains spaces"
             )
-            # The message must not show a secret, such as an access token.
-            start = spelling if option and option.secret else f"{spelling} {words[0]}"
-            raise ConfigError(f"unexpected argument {words[1]!r} after '{start}'{hint}")
+            # The words are not shown, because one of them may be a secret, such as an access token.
+            raise ConfigError(f"{spelling} takes one value, got {len(words)}{hint}")
         if len(words) > 1:
             yield from self.settings(name, words, spelling)
         else:
@@ -441,6 +438,7 @@ class StrictParser:
             if name in option.choices:
                 return f"; did you mean --{option.name} {name}?"
         known = [*self._names(), "help", "help_all", "quiet"]
+        # Without these, a misspelt --no_NAME would suggest --NAME, which means the opposite.
         if name.startswith("no_"):
             known += [f"no_{option.name}" for option in self.options.values() if option.boolean]
         return did_you_mean(name, known, "--{}")
