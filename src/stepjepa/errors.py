@@ -134,17 +134,8 @@ def explaining(lower: str, then: str) -> Iterator[None]:
         with writing(getattr(error, "filename", None) or "a file", then):
             if not is_out_of_memory(error):
                 raise
-        raise RunError(
-            f"out of memory ({_allocation(error)}); lower {lower}, then {then}"
-        ) from error
-
-
-def _allocation(error: Exception) -> str:
-    """Describe the failed allocation."""
-    # `str` of an OSError would also name a file.
-    if isinstance(error, OSError):
-        return str(error.strerror)
-    return said(error, lines=1)[:200] if str(error).strip() else "an allocation failed"
+        reason = said(error, lines=1)[:200]
+        raise RunError(f"out of memory ({reason}); lower {lower}, then {then}") from error
 
 
 @contextmanager

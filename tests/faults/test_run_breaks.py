@@ -150,7 +150,7 @@ def test_too_little_memory_is_one_line_and_the_run_is_resumed_later(tmp_path, ca
         at_step(5, raises(error))
         assert resume(out, *CONSTANT) == 1
         line = one_line(capsys.readouterr().err)
-        what = f"out of memory ({str(error)[:20] or 'an allocation failed)'}"
+        what = f"out of memory ({str(error)[:20] or 'MemoryError)'}"
         for words in (what, "--per_device_train_batch_size", "--resume_from_checkpoint true"):
             assert words in line
     at_step(5, raises(RuntimeError("a bug")))  # is not taken for one of these
