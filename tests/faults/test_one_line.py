@@ -72,7 +72,9 @@ def test_a_lack_of_memory_does_not_speak_of_folders(tmp_path, tokenizer, monkeyp
     with pytest.raises(RunError, match="out of memory while the model was loaded") as refused:
         load_model(str(tmp_path), tokenizer)
     assert "save_pretrained" not in str(refused.value)
-    words = r"^out of memory \(\[Errno 12\] Cannot allocate memory: 'model.bin'\); lower --batch_size, then start again$"
+    words = (
+        r"^out of memory \(\[Errno 12\] Cannot allocate memory: 'model.bin'\); lower --batch_size, then start again$"
+    )
     with pytest.raises(RunError, match=words), explaining("--batch_size", "start again"):
         raise OSError(errno.ENOMEM, "Cannot allocate memory", "model.bin")
 

@@ -37,7 +37,6 @@ from stepjepa.utils.terminal import (
     show_log,
     stdout_trouble,
 )
-from stepjepa.utils.text import folded
 from stepjepa.version import __version__
 
 
@@ -393,8 +392,6 @@ def run(name: str, argv: list[str]) -> int:
         result = _result(name, options, values)
     if as_json:
         print_json(command.record(result))
-    elif name == "study" and values.get("recipes"):
-        print_text("\n".join(folded(result.lines)))
     else:
         print_drawn(str(result)) if name in ("check", "inspect") else print_text(str(result))
     # A study continues after a failed arm and has a result, but the exit status must show the failure.
