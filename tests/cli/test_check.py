@@ -20,7 +20,7 @@ def test_what_a_model_will_see(tmp_path, capsys):
         "What a model will see: tokenizer tiny (",
         f"entries), step_jepa: 1 * LM + 0.1 * cosine, K = 2, first pairs {file}: 4 rows read, 2 kept, 2 skipped, 2 pairs",
         "skipped 1: the prompt alone fills max_length (first: ",
-        "1 of 4 rows (25.0 %) are cut or skipped at max_length 40",
+        "1 of 4 rows (25.0 %) are cut or skipped at max_length; the model does not learn",
         f"1 of 1 row (100.0 %) of {held_out} repeat questions of the training file",
         "Verdict: ",
     ):

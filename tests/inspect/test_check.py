@@ -41,7 +41,6 @@ def test_everything_is_counted():
     assert report.role_orders["system, user, assistant"] == 1
     assert report.step_counts == {3: 2, 1: 2}
     assert (report.pairs_first, report.pairs_all) == (3, 5)
-    assert report.rows_with_question == 4
     assert report.samples == [RowSample("list row 0", {"System": "s", "User": "u", "Assistant": BLANK}, 3)]
 
 
@@ -76,7 +75,7 @@ VERDICTS = [
 @pytest.mark.parametrize(("answers", "verdict"), VERDICTS)
 def test_verdict(answers, verdict):
     report = check_format(rows(*answers))
-    assert report.verdict.startswith(verdict) and report.verdict_lines()[-1].startswith(f"Verdict: {verdict}")
+    assert report.verdict.startswith(verdict)
     assert report.to_dict()["ready_for_step_jepa"] == verdict.startswith("ready")
 
 
@@ -101,7 +100,7 @@ def test_tokens_of_plain_text():
     found = tokens_of(rows, "split", max_length=3, labels="assistant")
     # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
     assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
-    assert found.truncation is None and found.data.tokens == 8
+    assert found.longest == 0 and found.data.tokens == 8
     assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
     assert any("3 examples: texts are cut into blocks of max_length" in line for line in found.lines())
     with pytest.raises(DataError, match="needs chats"):
@@ -193,13 +192,12 @@ def test_no_warning_of_texts():
 
 def test_counts_by_hand():
     found = tokens_of(ROWS)
-    data, cut = found.data, found.truncation
+    data = found.data
     assert (data.rows_read, data.rows_kept, data.examples, data.pairs) == (3, 3, 3, 2)
     assert data.examples_without_pairs == {"fewer_than_two_steps": 1}
     assert (data.tokens, data.labelled_tokens) == (34, 7 + 3 + 4)
     assert data.token_length == {"min": 8, "p50": 13, "p90": 13, "p99": 13, "max": 13}
-    assert (cut.answers_cut, cut.rows_without_room) == (0, 0)
-    assert cut.longest == 13
+    assert (data.answers_truncated, data.rows_skipped.total(), found.longest) == (0, 0, 13)
 
 
 @pytest.mark.slow
@@ -212,21 +210,21 @@ def test_chunks_and_processes_count_the_same(tmp_path, monkeypatch):
     assert found.texts == whole.texts and found.to_dict() == whole.to_dict()
     assert (whole.tokens.data.rows_read, whole.texts.rows_skipped.total()) == (16, 2) and whole.texts.repeats
     found = tokens_of([*ROWS, 3, *ROWS], max_length=8)
-    assert (found.data.rows_read, found.data.rows_kept, found.truncation.longest) == (7, 4, 13)
+    assert (found.data.rows_read, found.data.rows_kept, found.longest) == (7, 4, 13)
     assert found.data.rows_skipped == {"no_room_for_answer": 2, "not_an_object": 1}
 
 
 def test_truncation():
     report = tokens_of(ROWS, max_length=10)
-    cut = report.truncation
-    assert (cut.answers_cut, cut.rows_without_room, cut.longest, report.data.tokens) == (2, 0, 13, 34 - 3 - 3)
+    assert (report.data.answers_truncated, report.longest, report.data.tokens) == (2, 13, 34 - 3 - 3)
+    assert report.data.rows_skipped.total() == 0
     assert report.data.pairs_dropped == {"pair_truncated": 1}
     warning = warned(report)["truncated"]
     assert (warning.count, warning.total) == (2, 3)
     assert "raise --max_length to 13, or remove them" in warning.advice
     report = tokens_of(ROWS, max_length=8)  # the third row's answer begins at token 9
-    cut = report.truncation
-    assert (cut.answers_cut, cut.rows_without_room, cut.longest, report.data.tokens) == (1, 1, 13, 34 - 5 - 13)
+    assert (report.data.answers_truncated, report.longest, report.data.tokens) == (1, 13, 34 - 5 - 13)
+    assert report.data.rows_skipped == {"no_room_for_answer": 1}
     assert report.data.first_skipped["no_room_for_answer"].startswith("list row 2: the prompt has 9 tokens")
     assert "truncated" not in warned(tokens_of(ROWS, max_length=13))
 

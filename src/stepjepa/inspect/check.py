@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.config.option import Names, Unread, check_fields, option, options_of
+from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.data.options import ColumnOptions, PrepareOptions, StepsOptions
 from stepjepa.data.report import DataReport, DataWarning, reason_words
 from stepjepa.data.sources import RowSource
@@ -17,7 +17,7 @@ from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
 from stepjepa.inspect.view import encoder_for, method_from, pop_options, tokenizer_of
 from stepjepa.objectives.base import Objective, built_in, find_objective, objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, loss_line, without_effect
-from stepjepa.utils.text import counted, folded, printable, wrapped
+from stepjepa.utils.text import counted, folded, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -67,32 +67,6 @@ _READ = {
 
 
 @dataclass
-class Truncation:
-    """What `max_length` cuts from chats.
-
-    Attributes:
-        max_length: the limit, in tokens.
-        answers_cut: examples whose answer is cut.
-        rows_without_room: rows that are skipped because the prompt alone fills `max_length`.
-        longest: the smallest `max_length` at which no chat is cut.
-    """
-
-    max_length: int
-    answers_cut: int
-    rows_without_room: int
-    longest: int
-
-    def line(self) -> str:
-        """What is cut, and the length at which nothing would be."""
-        answers = counted(self.answers_cut, "answer")
-        rows = counted(self.rows_without_room, "row")
-        return (
-            f"Truncation at {_NAME.max_length} {self.max_length:,}: {answers} cut, {rows} skipped; "
-            f"all chats fit into {self.longest:,}"
-        )
-
-
-@dataclass
 class TokenStatistics:
     """What a model will see of a data set.
 
@@ -102,7 +76,7 @@ class TokenStatistics:
         method: the objective and its loss in words.
         objective: the objective itself, which the record stores by name.
         data: the data report of training: rows, pairs, lengths, labels.
-        truncation: None for plain text, which is never truncated.
+        longest: the smallest `max_length` at which no chat is cut; 0 for plain text, which is never truncated.
     """
 
     tokenizer: str
@@ -110,25 +84,19 @@ class TokenStatistics:
     method: str
     objective: Objective
     data: DataReport
-    truncation: Truncation | None
+    longest: int
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
-        truncation = None if self.truncation is None else asdict(self.truncation)
-        return {
-            **vars(self),
-            "objective": self.objective.label,
-            "data": self.data.to_dict(),
-            "truncation": truncation,
-        }
+        return {**vars(self), "objective": self.objective.label, "data": self.data.to_dict()}
 
     def lines(self) -> list[str]:
         """The statistics, one fact per line: first the data report of training."""
         name = f"{self.tokenizer} ({self.vocabulary:,} entries)"
         lines = [f"What a model will see: tokenizer {name}, {self.method}"]
         lines += [f"  {line}" for line in self.data.lines(warnings=False)]
-        if self.truncation is not None:
-            lines.append(f"  {self.truncation.line()}")
+        if self.longest:
+            lines.append(f"  all chats fit into {_NAME.max_length} {self.longest:,}")
         return lines
 
 
@@ -153,7 +121,7 @@ class CheckReport:
         if self.tokens is not None:
             lines += ["", *self.tokens.lines()]
         lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
-        lines += ["", *self.texts.verdict_lines()]
+        lines += ["", f"Verdict: {self.texts.verdict}"]
         # Only here is text from the file made safe to print.
         return printable("\n".join(folded(lines)))
 
@@ -207,7 +175,8 @@ def check(
         # The reader counts the rows that it yields; only the tokenizer needs its chunks.
         for _ in reader.read(file_options.num_proc):
             pass
-        notes = _notes_without_tokenizer(of_method)
+        adds = "adds what a model will see: pairs, lengths, truncation"
+        notes = [f"--{_NAME.model_name} NAME {adds}"]
     else:
         # The default objective needs chats, so plain text is encoded for the first objective that can make pairs of it.
         if reader.texts.plain_text and not names_objective:
@@ -226,19 +195,6 @@ def check(
     if tokens is not None:
         warnings += token_warnings(tokens)
     return CheckReport(reader.texts, tokens, warnings, notes)
-
-
-def _notes_without_tokenizer(options: dict[str, Any]) -> list[str]:
-    """Notes on the options that have no effect without a tokenizer, and on what a tokenizer adds."""
-    unread = [
-        str(Unread(name, f"without --{_NAME.model_name}"))
-        for name in sorted(options)
-        if name not in _READ
-    ]
-    return [
-        *unread,
-        f"--{_NAME.model_name} NAME adds what a model will see: pairs, lengths, truncation",
-    ]
 
 
 def read_tokens(
@@ -271,22 +227,9 @@ def read_tokens(
         longest = max(longest, chunk.longest)
     data.require(data.examples)
     data.set_lengths(np.concatenate(lengths))
-    truncation = None
-    if not encoder.streams:
-        truncation = Truncation(
-            encoder.options.max_length,
-            answers_cut=data.answers_truncated,
-            rows_without_room=data.rows_skipped["no_room_for_answer"],
-            longest=longest,
-        )
-    return TokenStatistics(
-        name,
-        len(encoder.tokenizer),
-        f"{method.objective}: {loss_line(method)}",
-        objective_of(method),
-        data,
-        truncation,
-    )
+    vocabulary = len(encoder.tokenizer)
+    loss = f"{method.objective}: {loss_line(method)}"
+    return TokenStatistics(name, vocabulary, loss, objective_of(method), data, longest)
 
 
 def text_warnings(statistics: TextStatistics, steps: bool = True) -> list[DataWarning]:
@@ -360,13 +303,13 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
         advice = "stepjepa train would stop: see the reasons under Pairs"
         warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
     warnings += data.prompts.warnings()
-    cut = statistics.truncation
-    if cut is None:
+    # The rest concerns chats.
+    if not statistics.longest:
         return warnings
-    rows_cut = cut.answers_cut + cut.rows_without_room
+    rows_cut = data.answers_truncated + data.rows_skipped["no_room_for_answer"]
     if rows_cut:
-        text = f"{_share(rows_cut, data.rows_read)} are cut or skipped at {_NAME.max_length} {cut.max_length:,}"
-        raised = f"raise --{_NAME.max_length} to {cut.longest:,}, or remove them"
+        text = f"{_share(rows_cut, data.rows_read)} are cut or skipped at {_NAME.max_length}"
+        raised = f"raise --{_NAME.max_length} to {statistics.longest:,}, or remove them"
         advice = f"the model does not learn how such answers end: {raised}"
         warnings.append(DataWarning("truncated", rows_cut, data.rows_read, text, advice))
     if data.rows_kept and data.end_token is None:
@@ -390,9 +333,8 @@ def _first(*places: str) -> str:
 
 
 def warning_lines(warnings: Sequence[DataWarning]) -> list[str]:
-    """The warnings in lines of at most 100 characters: each problem and what to do about it."""
-    lines = [f"Warnings: {len(warnings)}" if warnings else "Warnings: none"]
+    """The warnings, one per line: each problem and what to do about it."""
+    lines = [f"Warnings: {len(warnings) or 'none'}"]
     for number, warning in enumerate(warnings, 1):
-        for mark, text in ((f"{number}.", warning.text), ("", warning.advice)):
-            lines += wrapped(f"{text[:1].upper()}{text[1:]}.", 100, f"{mark:>4} ", " " * 5)
+        lines.append(f"  {number}. {warning.text}; {warning.advice}")
     return lines

@@ -115,7 +115,6 @@ class TextStatistics(RowCounts):
         role_orders: "system, user, assistant" -> number of usable chats.
         step_counts: number of steps -> number of usable chats; if a chat has several answers, the one with the most steps
             counts.
-        rows_with_question: usable chats with a user message that is not blank.
         pairs_first, pairs_all: pairs that ``step_pairs`` first and all would make.
         streams: usable rows of plain text or token ids.
         steps: where the steps come from.
@@ -130,7 +129,6 @@ class TextStatistics(RowCounts):
     rows_usable: int = 0
     role_orders: Counter[str] = field(default_factory=Counter)
     step_counts: Counter[int] = field(default_factory=Counter)
-    rows_with_question: int = 0
     pairs_first: int = 0
     pairs_all: int = 0
     streams: int = 0
@@ -204,14 +202,6 @@ class TextStatistics(RowCounts):
             first, every = f"--{_NAME.step_pairs} first", f"--{_NAME.step_pairs} all"
             lines.append(f"  Pairs: {self.pairs_first:,} ({first}), {self.pairs_all:,} ({every})")
         return lines
-
-    def verdict_lines(self) -> list[str]:
-        """The number of rows for ``llm_jepa``, and the verdict."""
-        lines = []
-        if not self.plain_text:
-            asked = f"{self.rows_with_question:,} of {self.chats:,} rows have a user message"
-            lines.append(f"For llm_jepa: {asked}")
-        return [*lines, f"Verdict: {self.verdict}"]
 
     def _table(self) -> list[str]:
         """A line for each number of steps."""
@@ -307,9 +297,7 @@ class _Counter:
                 text = json.dumps(message[TOOL_CALLS]) if role == CALL else message["content"]
                 shown.setdefault(role.capitalize(), _cut(text))
             texts.samples = [RowSample(place, shown, sum(steps[:1]))]
-        question = question_of(chat.messages)
-        texts.rows_with_question += bool(question.strip())
-        return question
+        return question_of(chat.messages)
 
     def _count_text(self, texts: TextStatistics, place: str, row: Mapping[str, Any]) -> str:
         """Count a row of plain text and return the text; RowError if it cannot be used."""
