@@ -9,10 +9,10 @@ import ast
 import re
 import textwrap
 import warnings
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -347,18 +347,9 @@ class Text:
         block starts with the text), code fences (an unclosed fence runs to the end), display maths and tables."""
         return sorted(block.span for block in self._blocks)
 
-    @cached_property
-    def _reach(self) -> tuple[list[int], list[int]]:
-        """The starts of the blocks, and, for each block, the largest end so far, since blocks may overlap."""
-        return [start for start, _ in self.blocks], list(
-            accumulate((end for _, end in self.blocks), max)
-        )
-
     def in_block(self, position: int) -> bool:
         """Whether a cut before a character would be inside a block."""
-        starts, reach = self._reach
-        before = bisect_left(starts, position)
-        return before > 0 and position < reach[before - 1]
+        return any(start < position < end for start, end in self.blocks)
 
     @cached_property
     def paragraphs(self) -> list[Paragraph]:
@@ -378,13 +369,9 @@ class Text:
             paragraphs.append(Paragraph(start, end, width, len(heading or ""), prose))
         return paragraphs
 
-    @cached_property
-    def _starts(self) -> list[int]:
-        return [paragraph.start for paragraph in self.paragraphs]
-
     def between(self, start: int, end: int) -> list[Paragraph]:
         """Return the paragraphs that start in [start, end)."""
-        return self.paragraphs[bisect_left(self._starts, start) : bisect_left(self._starts, end)]
+        return [paragraph for paragraph in self.paragraphs if start <= paragraph.start < end]
 
     def cut(self, cuts: Iterable[int]) -> list[CharSpan]:
         """Return the spans between cut positions, which cover the text; [] for a blank text.
