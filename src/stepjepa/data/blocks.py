@@ -66,8 +66,6 @@ _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin"
 _TABLE_RULE = re.compile(
     r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE
 )
-# Statements that an equation may parse as: "x = 3" is Python, too.
-_SIMPLE = (ast.Expr, ast.Assign, ast.AugAssign, ast.AnnAssign)
 
 
 class UncutBlock(NamedTuple):
@@ -117,14 +115,10 @@ def is_python(text: str) -> bool:
             # An invalid escape such as "\d" in a string is a SyntaxWarning.
             warnings.simplefilter("ignore")
             # An answer may be the body of a function, all of it indented.
-            statements = ast.parse(textwrap.dedent(text)).body
+            ast.parse(textwrap.dedent(text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    calls = any(
-        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) for node in statements
-    )
-    indented = re.search(r"\n[ \t]+\S", text) is not None
-    return indented or calls or not all(isinstance(node, _SIMPLE) for node in statements)
+    return re.search(r"\n[ \t]+\S", text) is not None
 
 
 def marked_text(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
