@@ -9,7 +9,6 @@ import ast
 import re
 import textwrap
 import warnings
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -48,19 +47,6 @@ _TOKEN = re.compile(
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
-# A cheap test: a text without any of these strings has no blocks except tables.
-_SIGNS = (
-    "think",
-    "THINK",
-    "thought>",
-    "channel",
-    "message|>",
-    "```",
-    "~~~",
-    "$$",
-    "\\[",
-    "\\begin{",
-)
 _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
 # The rule under a table's header: |---|:--:|
 _TABLE_RULE = re.compile(
@@ -83,10 +69,7 @@ class UncutBlock(NamedTuple):
 
 def blocks_of(text: str) -> list[UncutBlock]:
     """Return the blocks of a text whose lines end in line feeds; tables come last."""
-    blocks = list(_blocks(text)) if any(map(text.__contains__, _SIGNS)) else []
-    if "|" in text and "-" in text:
-        blocks += _tables(text)
-    return blocks
+    return [*_blocks(text), *_tables(text)]
 
 
 def answer_of(text: str) -> str:
@@ -149,10 +132,6 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
     """All blocks except tables, in order. Marks inside a block do not open another one."""
     tokens = list(_TOKEN.finditer(text))
     kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
-    # Kind of a token, and name of the LaTeX environment that it ends -> indices of such tokens, to find an end by bisection.
-    numbers: dict[tuple[str, str | None], list[int]] = {}
-    for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
-        numbers.setdefault((kind, token["end"]), []).append(at)
     at = 0
     # The end of the last thinking block.
     thought = 0
@@ -163,22 +142,18 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
         kind = kinds[at]
         token = tokens[at]
         start = token.start()
-        close = None
+        # Unclosed thinking and an unclosed fence run to the end of the text; an unclosed maths delimiter is ordinary text.
+        close = len(tokens) if kind in ("think", "fence") else None
+        later = range(at + 1, len(tokens))
         if kind == "fence":
             start = token.start("fence")
+            close = next((n for n in later if _closes(tokens[n], token)), close)
             # A line such as ```code``` is inline code, not a fence.
-            if "~" in token["fence"] or "`" not in token["info"]:
-                close = next(
-                    (n for n in range(at + 1, len(tokens)) if _closes(tokens[n], token)),
-                    len(tokens),
-                )
+            if "`" in token["fence"] and "`" in token["info"]:
+                close = None
         elif kind in _CLOSED_BY:
-            closing = numbers.get((_CLOSED_BY[kind], token["begin"]), [])
-            first = bisect_right(closing, at)
-            # Unclosed thinking runs to the end of the text; an unclosed maths delimiter is ordinary text.
-            close = (
-                closing[first] if first < len(closing) else len(tokens) if kind == "think" else None
-            )
+            end_of = (_CLOSED_BY[kind], token["begin"])
+            close = next((n for n in later if (kinds[n], tokens[n]["end"]) == end_of), close)
         if close is not None:
             end = len(text)
             if close < len(tokens):
