@@ -480,7 +480,7 @@ class RowEncoder:
         # The data report counts steps, prompts, and the parts of the row that are not read.
         if self.options.needs_steps and isinstance(chat.steps, RowSteps):
             report.steps.count(place, chat.steps)
-        report.prompts.count(place, chat.messages, chat.shown, self.chats.switch)
+        report.prompts.count(place, chat.messages, chat.shown, self.chats.switches)
         report.system_folded += chat.shown.folded_system
         opening = chat.messages[0]
         if opening["role"] == "system":

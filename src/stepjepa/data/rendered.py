@@ -109,6 +109,12 @@ def quoted(text: str) -> str:
     return repr(text if len(text) <= _QUOTED else f"{text[:_QUOTED]}...")
 
 
+def switch_hint(switches: str) -> str:
+    """The end of a message about text that an argument of the template may change; empty without `ChatRenderer.switches`."""
+    hint = f"; --{_NAME.chat_template_kwargs} may change this (the template reads {switches})"
+    return hint if switches else ""
+
+
 def shown_messages(
     messages: Sequence[Mapping[str, Any]], spans: Sequence[MessageSpan]
 ) -> Iterator[tuple[int, MessageSpan]]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.columns import REASONING, LeftOver, is_trained
 from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
-from stepjepa.data.rendered import RenderedChat, quoted
+from stepjepa.data.rendered import RenderedChat, quoted, switch_hint
 from stepjepa.data.steps import RowSteps, StepRules
 from stepjepa.errors import DataError, RowError, no_rows, said
 from stepjepa.utils.text import counted, escaped
@@ -162,10 +162,6 @@ class StepCounts(Counts):
         return lines
 
 
-# Name of a count, and a chat -> the option that would leave nothing to count. See `ChatRenderer.switch`.
-_Switch = Callable[[str, Sequence[Mapping[str, str]]], str]
-
-
 class DataWarning(NamedTuple):
     """A data quality warning.
 
@@ -195,7 +191,7 @@ class PromptCounts(Counts):
         left_out: rows in which the template leaves out a part of an answer, or of thinking next to its content;
             `characters_left_out`: the number of those characters.
         first: name of one of these counts -> place and texts of the first such row.
-        switches: name of one of these counts -> the option with which the template leaves no such row.
+        variables: `ChatRenderer.switches`.
     """
 
     rows: int = 0
@@ -206,22 +202,23 @@ class PromptCounts(Counts):
     left_out: int = 0
     characters_left_out: int = 0
     first: dict[str, str] = field(default_factory=dict)
-    switches: dict[str, str] = field(default_factory=dict)
+    variables: str = ""
 
     def count(
         self,
         place: str,
         messages: Sequence[Mapping[str, str]],
         rendered: RenderedChat,
-        switch: _Switch,
+        variables: str,
     ) -> None:
         """Count the trained answers of a chat.
 
         Args:
             rendered: the chat as a `RenderedChat`.
-            switch: see `ChatRenderer.switch`.
+            variables: `ChatRenderer.switches`.
         """
         self.rows += 1
+        self.variables = variables
         answers = [message for message in messages if message["role"] == "assistant"]
         # Users prompt for the next answer in a chat, so only the opening of the last answer counts in `endings`.
         last = ""
@@ -232,38 +229,26 @@ class PromptCounts(Counts):
             # If the row has thinking, the text before the answer is that thinking.
             if opening.written.strip() and REASONING not in message:
                 self.written += 1
-                self._note("written", f"{place}: {quoted(opening.written)}", messages, switch)
+                self.first.setdefault("written", f"{place}: {quoted(opening.written)}")
             if opening.apart or opening.extra.strip():
                 self.opened += 1
                 prompt = quoted(opening.quoted + opening.extra)
-                self._note(
-                    "opened", f"{place}: {quoted(opening.quoted)} and {prompt}", messages, switch
-                )
+                first = f"{place}: {quoted(opening.quoted)} and {prompt}"
+                self.first.setdefault("opened", first)
             last = opening.extra
         self.endings[last] += 1
         if rendered.characters_left_out:
             self.left_out += 1
             self.characters_left_out += rendered.characters_left_out
-            self._note("left_out", f"{place}: {quoted(rendered.left_out)}", messages, switch)
-
-    def _note(
-        self, name: str, first: str, messages: Sequence[Mapping[str, str]], switch: _Switch
-    ) -> None:
-        """Keep the first row of a count, and the template's switch for it."""
-        # The search for a switch renders the chat several times, so it runs only once.
-        if name not in self.first:
-            self.first[name] = first
-            self.switches[name] = switch(name, messages)
+            self.first.setdefault("left_out", f"{place}: {quoted(rendered.left_out)}")
 
     def lines(self, warnings: bool = True) -> list[str]:
         """The trained text that the generation prompt does not have, and the warnings, one fact per line."""
         lines = []
         if self.written:
-            switch = self.switches["written"]
-            remedy = f"; {switch} puts it into the prompt" if switch else ""
             lines.append(
                 f"before {self._share(self.written)} the template writes text that its generation prompt does not have; it "
-                f"is trained on as the beginning of the answer{remedy} (first: {self.first['written']})"
+                f"is trained on as the beginning of the answer (first: {self.first['written']}){switch_hint(self.variables)}"
             )
         if warnings:
             lines += [f"warning: {warning.text}; {warning.advice}" for warning in self.warnings()]
@@ -277,15 +262,15 @@ class PromptCounts(Counts):
                 f"the text before {self._share(self.opened)} differs from the generation prompt (first, in training and in "
                 f"the generation prompt: {self.first['opened']})"
             )
-            switch = (
+            remedy = (
                 f"train on answers with their thinking, or give another --{_NAME.chat_template}"
             )
             # Only earlier turns differ: templates often drop their thinking.
             if not any(ending.strip() for ending in self.endings):
-                switch = f"--{_NAME.train_on} last trains only on the last answers"
+                remedy = f"--{_NAME.train_on} last trains only on the last answers"
             advice = (
                 f"evaluate and generate prompt for a last answer as in training (--{_NAME.prompt_from} training), but other "
-                f"programs do not: {self.switches['opened'] or switch}"
+                f"programs do not: {remedy}{switch_hint(self.variables)}"
             )
             warnings.append(DataWarning("prompt_opened", self.opened, self.answers, text, advice))
         if self.left_out:
@@ -293,11 +278,11 @@ class PromptCounts(Counts):
             size = counted(self.characters_left_out, "character")
             first = self.first["left_out"]
             text = f"the template leaves out part of the answer in {rows}, {size} in all (first: {first})"
-            switch = (
+            remedy = (
                 f"give a --{_NAME.chat_template} that keeps it, or write thinking from its own key into the content, as "
                 "<think>...</think>"
             )
-            advice = f"the model is not trained on it: {self.switches['left_out'] or switch}"
+            advice = f"the model is not trained on it: {remedy}{switch_hint(self.variables)}"
             warnings.append(DataWarning("prompt_left_out", self.left_out, self.rows, text, advice))
         return warnings
 

@@ -18,7 +18,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from itertools import product
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +35,7 @@ from stepjepa.data.rendered import (
     opening_of,
     quoted,
     shown_messages,
+    switch_hint,
 )
 from stepjepa.errors import ConfigError, RowError, attempted, said
 
@@ -174,10 +174,9 @@ class ChatRenderer:
             )
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
             self.kwargs["chat_template"] = macro + self._template
-        # Caches: roles -> text around the contents; roles -> openings; name -> result of `switch`.
+        # Caches: roles -> text around the contents; roles -> openings.
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._usual: dict[tuple[str, ...], tuple[Opening | None, ...]] = {}
-        self._switches: dict[str, str] = {}
 
     def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
         """Return the renderer for a row's template arguments; this one if there are none.
@@ -375,26 +374,13 @@ class ChatRenderer:
             openings.append(opening)
         return tuple(openings)
 
-    def switch(self, name: str, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the option that leaves nothing to report under `name` (a count of `PromptCounts`, or the
-        reason of an error); empty if there is none."""
-        if name in self._switches:
-            return self._switches[name]
-        self._switches[name] = ""
-        # Templates call their switches enable_thinking, thinking, keep_thinking and the like: try each of them.
-        variables = set(re.findall(r"\b[a-z_]*think[a-z_]*\b", self._template)) - set(
-            REASONING_KEYS
-        )
-        for variable, value in product(sorted(variables), (False, True)):
-            kwargs = {**self.given, variable: value}
-            switched = ChatRenderer(self._tokenizer, kwargs)
-            # An error of that renderer must not start another search.
-            switched._switches[_NOT_FOUND] = ""
-            rendered = attempted(switched.render, messages)
-            if isinstance(rendered, RenderedChat) and _serves(name, rendered):
-                self._switches[name] = f"--{_NAME.chat_template_kwargs} '{json.dumps(kwargs)}'"
-                break
-        return self._switches[name]
+    @cached_property
+    def switches(self) -> str:
+        """The template's words such as enable_thinking or keep_thinking: arguments that may change what it writes of
+        thinking; empty if there are none."""
+        # A word before a bracket is a macro.
+        names = set(re.findall(r"\b[a-z]+_think[a-z]*\b(?!\()", self._template))
+        return ", ".join(sorted(names))
 
     @cached_property
     def _folds_system(self) -> bool:
@@ -541,10 +527,9 @@ class ChatRenderer:
         stripped = [line.strip() for line in lines]
         part = next((line for line in stripped if line not in text), None)
         missing = "" if part is None else f"; {quoted(part)} is missing"
-        switch = self.switch(_NOT_FOUND, chat)
-        remedy = f"; {switch} keeps it" if switch else ""
+        hint = switch_hint(self.switches)
         where = f"message {index + 1} ({message['role']})"
-        return f"{where} cannot be located in the output of the chat template{missing}{remedy}"
+        return f"{where} cannot be located in the output of the chat template{missing}{hint}"
 
     def _asked(self, text: str, messages: Sequence[Mapping[str, str]], content: str) -> int | None:
         """The start of an answer in a chat's text, by the generation prompt; None if the prompt does not show it.
@@ -641,18 +626,6 @@ def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
         for value in values
     ]
     return _with_arguments(message, texts)
-
-
-def _serves(name: str, rendered: RenderedChat) -> bool:
-    """Whether a chat has nothing to report under a name; see `ChatRenderer.switch`."""
-    openings = [opening for opening in rendered.openings if opening is not None]
-    if name == "left_out":
-        return not rendered.characters_left_out
-    if name == _NOT_FOUND:
-        return True
-    return not any(
-        opening.apart or opening.written.strip() or opening.extra.strip() for opening in openings
-    )
 
 
 def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
