@@ -272,6 +272,14 @@ def test_views_are_of_the_question_and_the_answer_after_the_last_result(name):
         ("gemma", ONE, "the chat template refuses this chat: Conversation roles must alternate"),
         ("llama3_1", CHATS["in parallel"], "This model only supports single tool-calls at once!"),
         ("gptoss", CHATS["in parallel"], "the chat template does not write tool call 2 of message 2"),
+        *[
+            (
+                name,
+                CHATS["text and call"],
+                "the chat template writes its text after the results of its calls; leave the",
+            )
+            for name in ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5")
+        ],
         ("gptoss", [ONE[0], *ONE[2:]], "there was no previous assistant message with a tool call"),
     ],
 )

@@ -447,6 +447,12 @@ class ChatRenderer:
             # Text next to calls must be inside their span: after the results, it would look like an answer.
             if start >= reached and (calls is None or calls.start <= start and end <= calls.stop):
                 spans.append(MessageSpan(message["role"], start, end, calls and calls.close))
+            elif calls is not None and start >= calls.stop:
+                raise RowError(
+                    "template_refused",
+                    f"message {index + 1} (assistant): the chat template writes its text after the results of its calls; "
+                    f"leave the text out, or give another template with --{_NAME.chat_template}",
+                )
             # A system message may be written elsewhere (some templates move it to the top). It then has no span, and needs
             # none. A system message that the template drops is refused, unless it is the first message.
             elif message["role"] != "system" or (index and len(around) == 1):
