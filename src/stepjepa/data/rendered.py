@@ -86,17 +86,14 @@ def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Openin
     return Opening(text[common:answer], extra, text[last_message:common][-_QUOTED:])
 
 
-def left_out(content: str, shown: str) -> tuple[int, str]:
-    """Return how many characters of a message its template leaves out, except white space, and the missing text."""
-    if shown == content:
-        return 0, ""
+def left_out(content: str, shown: str) -> str:
+    """Return the text of a message that its template leaves out; empty if that is only white space."""
     # Templates trim and re-wrap white space, which is no loss.
-    missing = len("".join(content.split())) - len("".join(shown.split()))
-    if missing <= 0:
-        return 0, ""
+    if len("".join(content.split())) <= len("".join(shown.split())):
+        return ""
     begin = len(commonprefix([content, shown]))
     end = len(common_end(content[begin:], shown[begin:]))
-    return missing, content[begin : len(content) - end]
+    return content[begin : len(content) - end]
 
 
 def common_end(first: str, second: str) -> str:
@@ -138,15 +135,13 @@ class RenderedChat(NamedTuple):
         spans: one per message, in order; a system message that the template moves or drops has none.
         folded_system: whether the system message had to be put into the first user message.
         openings: one per assistant message, in order; None if the template has no generation prompt for it.
-        characters_left_out: characters of answers and thinking that are missing in `text`, except white space; `left_out` is
-            the first missing text.
+        left_out: the first text of answers and thinking that is missing in `text`, except white space.
     """
 
     text: str
     spans: tuple[MessageSpan, ...]
     folded_system: bool = False
     openings: tuple[Opening | None, ...] = ()
-    characters_left_out: int = 0
     left_out: str = ""
 
     @property

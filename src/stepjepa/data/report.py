@@ -188,8 +188,7 @@ class PromptCounts(Counts):
         written: answers before which the template writes text that the generation prompt does not have.
         opened: answers whose generation prompt has text that the chat does not have.
         endings: `Opening.extra` -> last answers. Prompts for a model trained on this data omit the most common one.
-        left_out: rows in which the template leaves out a part of an answer, or of thinking next to its content;
-            `characters_left_out`: the number of those characters.
+        left_out: rows in which the template leaves out a part of an answer, or of thinking next to its content.
         first: name of one of these counts -> place and texts of the first such row.
         variables: `ChatRenderer.switches`.
     """
@@ -200,7 +199,6 @@ class PromptCounts(Counts):
     opened: int = 0
     endings: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
-    characters_left_out: int = 0
     first: dict[str, str] = field(default_factory=dict)
     variables: str = ""
 
@@ -237,9 +235,8 @@ class PromptCounts(Counts):
                 self.first.setdefault("opened", first)
             last = opening.extra
         self.endings[last] += 1
-        if rendered.characters_left_out:
+        if rendered.left_out:
             self.left_out += 1
-            self.characters_left_out += rendered.characters_left_out
             self.first.setdefault("left_out", f"{place}: {quoted(rendered.left_out)}")
 
     def lines(self, warnings: bool = True) -> list[str]:
@@ -275,9 +272,8 @@ class PromptCounts(Counts):
             warnings.append(DataWarning("prompt_opened", self.opened, self.answers, text, advice))
         if self.left_out:
             rows = counted(self.left_out, "row")
-            size = counted(self.characters_left_out, "character")
             first = self.first["left_out"]
-            text = f"the template leaves out part of the answer in {rows}, {size} in all (first: {first})"
+            text = f"the template leaves out part of the answer in {rows} (first: {first})"
             remedy = (
                 f"give a --{_NAME.chat_template} that keeps it, or write thinking from its own key into the content, as "
                 "<think>...</think>"

@@ -273,19 +273,16 @@ class ChatRenderer:
             openings = self._openings(text, chat, spans)
         answers = [message for message in chat if message["role"] == "assistant"]
         answer_spans = [span for span in spans if span.role == "assistant"]
-        # For contents, then for thinking: the number of characters that the template leaves out, and the missing text.
-        missing = []
+        missing = ""
         for message, span in zip(answers, answer_spans, strict=True):
             shown = text[span.start : span.end]
-            missing.append(left_out(message["content"], shown))
+            missing = missing or left_out(message["content"], shown)
         for message in answers:
             for key in REASONING_KEYS:
                 thinking = message.get(key, "")
                 if thinking.strip() not in text:
-                    missing.append(left_out(thinking, ""))
-        characters = sum(count for count, _ in missing)
-        first = next((part for _, part in missing if part), "")
-        return RenderedChat(text, tuple(spans), folded, openings, characters, first)
+                    missing = missing or thinking
+        return RenderedChat(text, tuple(spans), folded, openings, missing)
 
     @cached_property
     def _reasoning_key(self) -> str:
