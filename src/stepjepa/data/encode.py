@@ -32,7 +32,7 @@ from stepjepa.data.columns import (
 )
 from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.options import DataOptions, ReadingOptions
-from stepjepa.data.rendered import RenderedChat, shown_messages
+from stepjepa.data.rendered import RenderedChat
 from stepjepa.data.report import LONGER, DataReport, StepCounts
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import CharSpan, RowSteps, StepRules, join_steps, make_splitter, steps_of
@@ -416,8 +416,9 @@ class RowEncoder:
         written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
         trained = trained_turns(chat.messages)
         context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
-        for index, span in shown_messages(chat.messages, chat.shown.spans):
-            if span.role == TOOL or not is_trained(chat.messages[index]):
+        for span in chat.shown.spans:
+            message = chat.messages[span.number + chat.shown.folded_system]
+            if span.role == TOOL or not is_trained(message):
                 context.append(token_span(last, span.start, span.end))
         # Only trained answers have views; a turn that calls tools is not an answer.
         are_answers = [span.close is None for span in chat.shown.turns]

@@ -14,10 +14,8 @@ generation prompt, `Opening.extra` follows the common text: without it, the prom
 from __future__ import annotations
 
 import re
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
 from os.path import commonprefix
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.options import TemplateOptions
@@ -32,10 +30,12 @@ class MessageSpan(NamedTuple):
     """The content of a message in the rendered text: characters [start, end).
 
     Attributes:
+        number: the number of the message in the chat, from 0, without a folded system message.
         close: the end of the calls and of the turn, for a message with tool calls; None for any other. If the template does
             not write the content of such a message, `start` is where the model begins to write.
     """
 
+    number: int
     role: str
     start: int
     end: int
@@ -110,21 +110,6 @@ def switch_hint(switches: str) -> str:
     """The end of a message about text that an argument of the template may change; empty without `ChatRenderer.switches`."""
     hint = f"; --{_NAME.chat_template_kwargs} may change this (the template reads {switches})"
     return hint if switches else ""
-
-
-def shown_messages(
-    messages: Sequence[Mapping[str, Any]], spans: Sequence[MessageSpan]
-) -> Iterator[tuple[int, MessageSpan]]:
-    """Yield the index and the span of each message that the template shows where it stands in the chat.
-
-    Args:
-        messages: all messages; a system message may have no span.
-        spans: those of `RenderedChat.spans`.
-    """
-    remaining = deque(spans)
-    for index, message in enumerate(messages):
-        if remaining and remaining[0].role == message["role"]:
-            yield index, remaining.popleft()
 
 
 class RenderedChat(NamedTuple):

@@ -34,7 +34,6 @@ from stepjepa.data.rendered import (
     left_out,
     opening_of,
     quoted,
-    shown_messages,
     switch_hint,
 )
 from stepjepa.errors import ConfigError, RowError, attempted, said
@@ -318,9 +317,9 @@ class ChatRenderer:
         openings = list[Opening | None]()
         end = self._tokenizer.eos_token
         last_message = 0
-        for index, span in shown_messages(chat, spans):
+        for span in spans:
             if span.role == "assistant":
-                opening = self._opening(text, chat[:index], span.start, last_message)
+                opening = self._opening(text, chat[: span.number], span.start, last_message)
                 # Generation stops at an EOS, so the model can never write such an opening.
                 if opening is not None and end and end in opening.written:
                     opening = Opening(quoted=opening.quoted, apart=True)
@@ -414,7 +413,7 @@ class ChatRenderer:
             return None
         spans = []
         position = len(pieces[0])
-        for message, piece in zip(chat, pieces[1:], strict=True):
+        for index, (message, piece) in enumerate(zip(chat, pieces[1:], strict=True)):
             content = message["content"]
             # Templates may trim contents at either end; the longest form is tried first.
             for shown in (content, content.lstrip(), content.rstrip(), content.strip()):
@@ -423,7 +422,7 @@ class ChatRenderer:
             else:
                 return None
             end = position + len(shown)
-            spans.append(MessageSpan(message["role"], position, end))
+            spans.append(MessageSpan(index, message["role"], position, end))
             position = end + len(piece)
         return spans if position == len(text) else None
 
@@ -443,7 +442,8 @@ class ChatRenderer:
             start, end = self._between(text, chat, index, around) or (-1, -1)
             # Text next to calls must be inside their span: after the results, it would look like an answer.
             if start >= reached and (calls is None or calls.start <= start and end <= calls.stop):
-                spans.append(MessageSpan(message["role"], start, end, calls and calls.close))
+                close = calls and calls.close
+                spans.append(MessageSpan(index, message["role"], start, end, close))
             elif calls is not None and start >= calls.stop:
                 raise RowError(
                     "template_refused",
@@ -521,7 +521,7 @@ class ChatRenderer:
         if opening is None or not opening.written or not alone:
             raise RowError(_NOT_FOUND, self._not_found(text, chat, index))
         begin = first - len(opening.written)
-        return MessageSpan(message["role"], begin, begin, close)
+        return MessageSpan(index, message["role"], begin, begin, close)
 
     def _not_found(self, text: str, chat: Sequence[Mapping[str, str]], index: int) -> str:
         """The reason why a message is not located, and what to do."""
