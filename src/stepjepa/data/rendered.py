@@ -53,14 +53,12 @@ class Opening(NamedTuple):
     Attributes:
         written: the chat's text between the common text and the answer.
         extra: the rest of the generation prompt after the common text; empty if the chat has that text, too.
-        quoted: the last characters of the common text.
         apart: whether the two differ before the end of the last message. If so, `written` and `extra` come only from the
             text after that message, and are empty if the prompt's text after it is unknown.
     """
 
     written: str = ""
     extra: str = ""
-    quoted: str = ""
     apart: bool = False
 
 
@@ -75,7 +73,7 @@ def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Openin
     """
     common = len(commonprefix([text, prompt]))
     if common < last_message:
-        return Opening(quoted=text[:common][-_QUOTED:], apart=True)
+        return Opening(apart=True)
     extra = ""
     if common < len(prompt):
         # "<think>" and "<tool>" agree in their first characters: go back to where the tags begin.
@@ -83,7 +81,7 @@ def opening_of(text: str, answer: int, last_message: int, prompt: str) -> Openin
         common = min(unfinished.start() if unfinished else common, answer)
         extra = prompt[common:]
     common = min(common, answer)
-    return Opening(text[common:answer], extra, text[last_message:common][-_QUOTED:])
+    return Opening(text[common:answer], extra)
 
 
 def left_out(content: str, shown: str) -> str:

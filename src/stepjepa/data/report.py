@@ -230,9 +230,8 @@ class PromptCounts(Counts):
                 self.first.setdefault("written", f"{place}: {quoted(opening.written)}")
             if opening.apart or opening.extra.strip():
                 self.opened += 1
-                prompt = quoted(opening.quoted + opening.extra)
-                first = f"{place}: {quoted(opening.quoted)} and {prompt}"
-                self.first.setdefault("opened", first)
+                extra = quoted(opening.extra) if opening.extra else "earlier in the chat"
+                self.first.setdefault("opened", f"{place}: {extra}")
             last = opening.extra
         self.endings[last] += 1
         if rendered.left_out:
@@ -256,8 +255,8 @@ class PromptCounts(Counts):
         warnings = []
         if self.opened:
             text = (
-                f"the text before {self._share(self.opened)} differs from the generation prompt (first, in training and in "
-                f"the generation prompt: {self.first['opened']})"
+                f"the text before {self._share(self.opened)} differs from the generation prompt (first, what only the "
+                f"generation prompt has: {self.first['opened']})"
             )
             remedy = (
                 f"train on answers with their thinking, or give another --{_NAME.chat_template}"

@@ -322,7 +322,7 @@ class ChatRenderer:
                 opening = self._opening(text, chat[: span.number], span.start, last_message)
                 # Generation stops at an EOS, so the model can never write such an opening.
                 if opening is not None and end and end in opening.written:
-                    opening = Opening(quoted=opening.quoted, apart=True)
+                    opening = Opening(apart=True)
                 openings.append(opening)
             last_message = span.stop
         return tuple(openings)
@@ -349,7 +349,7 @@ class ChatRenderer:
         if len(after) != 1:
             return opening
         after_last = opening_of(text, answer, last_message, text[:last_message] + after[0])
-        return after_last._replace(quoted=opening.quoted, apart=True)
+        return after_last._replace(apart=True)
 
     def _usual_openings(
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
