@@ -258,8 +258,11 @@ class ChatRenderer:
         """A checked message with the keys that the template reads."""
         if len(message) == 2:
             return message
-        names = {REASONING: self._reasoning_key}
-        return {names.get(name, name): value for name, value in message.items() if name != TRAINED}
+        read = {name: value for name, value in message.items() if name != TRAINED}
+        # Templates read thinking from different keys.
+        if REASONING in read:
+            read |= dict.fromkeys(REASONING_KEYS, read[REASONING])
+        return read
 
     def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
         """The rendered chat with the spans and openings of its messages, and their missing text."""
@@ -277,20 +280,10 @@ class ChatRenderer:
             shown = text[span.start : span.end]
             missing = missing or left_out(message["content"], shown)
         for message in answers:
-            for key in REASONING_KEYS:
-                thinking = message.get(key, "")
-                if thinking.strip() not in text:
-                    missing = missing or thinking
+            thinking = message.get(REASONING, "")
+            if thinking.strip() not in text:
+                missing = missing or thinking
         return RenderedChat(text, tuple(spans), folded, openings, missing)
-
-    @cached_property
-    def _reasoning_key(self) -> str:
-        """The key of a message from which the template reads thinking, if it reads any."""
-        for key in REASONING_KEYS:
-            user, answer = _marked(("user", "assistant"))
-            if _mark(2) in self._try([user, {**answer, key: _mark(2)}]):
-                return key
-        return REASONING
 
     @cached_property
     def _arguments_are_texts(self) -> bool:
