@@ -127,7 +127,7 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
         ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "'answers' has no text"),
         ({"question": Q, "answer": A, "chat_template_kwargs": [1]}, "bad_template_kwargs", "must be an object"),
         ({"question": Q, "answer": A, "tools": {"a": 1}}, "bad_template_kwargs", "a list of functions"),
-        ({"question": Q, "answer": A, "chat_template_kwargs": {"tokenize": 1}}, "bad_template_kwargs", "cannot be set"),
+        ({"question": Q, "answer": A, "chat_template_kwargs": {"tokenize": 1}}, "template_refused", "multiple values"),
     ],
 )  # fmt: skip
 def test_rows_that_are_refused(row, reason, words):

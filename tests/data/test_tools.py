@@ -221,7 +221,11 @@ def test_labels_are_those_of_generation_marks(name):
             continue
         checked = [renderer._as_template_reads(message) for message in check_messages(messages)]
         marked = tokenizer.apply_chat_template(
-            checked, return_dict=True, return_assistant_tokens_mask=True, **renderer.kwargs
+            checked,
+            chat_template=renderer.template,
+            return_dict=True,
+            return_assistant_tokens_mask=True,
+            **renderer.kwargs,
         )
         assert marked["input_ids"] == example.trunk.tolist()
         prompts = []

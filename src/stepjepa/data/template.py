@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import json
 import os
 import re
@@ -17,7 +16,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, lru_cache
 from os.path import commonprefix
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,8 +50,6 @@ TEMPLATE_BYTES = 2**30
 _BYTES_A_CHARACTER = 64
 # Linux only: the size of this process in pages.
 _STATM = Path("/proc/self/statm")
-# The maximum number of cached renderers for rows with different template arguments. A tool list may differ in every row.
-_RENDERERS = 100
 
 # Templates such as Llama 3.2's write today's date into the system header; a fixed date makes two runs equal.
 DEFAULT_DATE = "26 Jul 2024"
@@ -137,69 +134,40 @@ class ChatRenderer:
 
     Attributes:
         given: `template_kwargs`; `kwargs`: all arguments of the template.
+        template: the text of the template, which writes `DEFAULT_DATE` in place of today's date.
 
     Raises:
-        ConfigError: the tokenizer has no chat template or does not use one, or `template_kwargs` names a parameter of
-            `apply_chat_template` itself.
+        ConfigError: the tokenizer has no chat template or does not use one.
     """
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any] | None = None
     ):
-        # Of its own parameters, `apply_chat_template` passes only tools and documents on to the template; the others would
-        # change its output.
-        reserved = {
-            *inspect.signature(tokenizer.apply_chat_template).parameters,
-            "messages",
-            "conversations",
-        }
-        reserved -= {"tools", "documents", "kwargs"}
-        refused = sorted(reserved.intersection(template_kwargs or ()))
-        if refused:
-            raise ConfigError(
-                f"{_NAME.chat_template_kwargs}: {', '.join(refused)} cannot be set; give what the chat template reads, such "
-                "as enable_thinking"
-            )
         self._tokenizer: Any = tokenizer
         self.given = dict(template_kwargs or {})
-        self._of_rows: dict[str, ChatRenderer] = {}
-        self._template = template_of(tokenizer, self.given.get(TOOLS))
+        self.template = template_of(tokenizer, self.given.get(TOOLS))
         self.kwargs = {"date_string": DEFAULT_DATE, **self.given}
         # transformers passes a function `strftime_now` to templates. A macro of this name shadows it, and writes
         # `DEFAULT_DATE` in place of today's date.
-        if "strftime_now" in self._template:
+        if "strftime_now" in self.template:
             day = "format" + "".join(
                 f" | replace({d!r}, {_DEFAULT_DAY.strftime(d)!r})" for d in _DIRECTIVES
             )
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
-            self.kwargs["chat_template"] = macro + self._template
+            self.template = macro + self.template
         # Caches: roles -> text around the contents; roles -> openings.
         self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
         self._usual: dict[tuple[str, ...], tuple[Opening | None, ...]] = {}
 
     def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
-        """Return the renderer for a row's template arguments; this one if there are none.
-
-        Raises:
-            RowError: an argument cannot be set; see `ChatRenderer`.
-        """
+        """Return the renderer for a row's template arguments; this one if there are none."""
         if not template_kwargs:
             return self
-        key = json.dumps(template_kwargs, sort_keys=True, default=str)
-        if key not in self._of_rows:
-            if len(self._of_rows) == _RENDERERS:
-                self._of_rows.clear()
-            try:
-                self._of_rows[key] = ChatRenderer(
-                    self._tokenizer, {**self.given, **template_kwargs}
-                )
-            except ConfigError as error:
-                raise RowError("bad_template_kwargs", str(error)) from None
-        return self._of_rows[key]
+        return _renderer_of(self, json.dumps(template_kwargs, default=str))
 
     def reads(self, name: str) -> bool:
         """Whether the template's text contains the name of an argument."""
-        return name in self._template
+        return name in self.template
 
     def apply(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
@@ -223,6 +191,9 @@ class ChatRenderer:
                     messages,
                     tokenize=False,
                     add_generation_prompt=add_generation_prompt,
+                    # Python refuses `kwargs` with one of these names.
+                    continue_final_message=False,
+                    chat_template=self.template,
                     **self.kwargs,
                 )
             except (ConfigError, MemoryError):
@@ -368,7 +339,7 @@ class ChatRenderer:
         """The template's words such as enable_thinking or keep_thinking: arguments that may change what it writes of
         thinking; empty if there are none."""
         # A word before a bracket is a macro.
-        names = set(re.findall(r"\b[a-z]+_think[a-z]*\b(?!\()", self._template))
+        names = set(re.findall(r"\b[a-z]+_think[a-z]*\b(?!\()", self.template))
         return ", ".join(sorted(names))
 
     @cached_property
@@ -588,6 +559,13 @@ def _limits(room: int, messages: int) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, handler)
         if linux:
             resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+# Bounded, since a tool list may differ in every row.
+@lru_cache(maxsize=100)
+def _renderer_of(renderer: ChatRenderer, template_kwargs: str) -> ChatRenderer:
+    """The renderer for a row's template arguments, given as JSON."""
+    return ChatRenderer(renderer._tokenizer, {**renderer.given, **json.loads(template_kwargs)})
 
 
 def _unusable(words: str) -> ConfigError:

@@ -91,7 +91,10 @@ def _run(manager: Any, tasks: list[str], model: nn.Module, target: files.ModelTo
                 batch_size=options.batch_size,
                 # The chat template writes all special tokens.
                 add_bos_token=False,
-                chat_template_args=prompter.renderer.kwargs,
+                chat_template_args={
+                    **prompter.renderer.kwargs,
+                    "chat_template": prompter.renderer.template,
+                },
             )
             return simple_evaluate(
                 model=language_model,
