@@ -283,7 +283,8 @@ class RowEncoder:
     @cached_property
     def template_ends_turns(self) -> bool:
         """Whether the template writes an end-of-turn token after a last answer, or refuses the chat that would show it."""
-        return attempted(template_turn_end, self.tokenizer, self.chats) is not None
+        refused = self.chats.sample is None
+        return refused or template_turn_end(self.tokenizer, self.chats) is not None
 
     def new_counts(self) -> StepCounts:
         """Empty counts of the origins of the steps in the data set."""

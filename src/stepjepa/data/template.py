@@ -268,11 +268,10 @@ class ChatRenderer:
         return isinstance(as_object, RowError) and _mark(1) in str(as_text)
 
     @cached_property
-    def usual_opening(self) -> Opening:
-        """The opening of an answer, without thinking, to a single question."""
+    def sample(self) -> RenderedChat | None:
+        """A question with its answer, without thinking; None if the template refuses it."""
         rendered = attempted(self.render, _marked(("user", "assistant")))
-        openings = () if isinstance(rendered, RowError) else rendered.openings
-        return next(iter(openings), None) or Opening()
+        return None if isinstance(rendered, RowError) else rendered
 
     def _openings(
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
@@ -300,7 +299,7 @@ class ChatRenderer:
             answer: the start of the answer in the text.
             last_message: the end of the last of `asked`.
         """
-        prompt = self._try(asked, add_generation_prompt=True)
+        prompt = self.written(asked, add_generation_prompt=True)
         if not prompt:
             return None
         opening = opening_of(text, answer, last_message, prompt)
@@ -309,7 +308,7 @@ class ChatRenderer:
         # The prompt shows earlier messages in another form (with their thinking, or with the tools elsewhere): compare only
         # the text after the last message.
         marked = [*asked[:-1], {**asked[-1], "content": _mark(0)}]
-        _, *after = self._try(marked, add_generation_prompt=True).split(_mark(0))
+        _, *after = self.written(marked, add_generation_prompt=True).split(_mark(0))
         if len(after) != 1:
             return opening
         after_last = opening_of(text, answer, last_message, text[:last_message] + after[0])
@@ -322,7 +321,7 @@ class ChatRenderer:
         roles = tuple(message["role"] for message in chat)
         if roles not in self._usual:
             marked = _marked(roles)
-            rendered = self._try(marked)
+            rendered = self.written(marked)
             places = self._match(rendered, marked) or []
             self._usual[roles] = self._openings(rendered, marked, places)
         openings = []
@@ -346,12 +345,12 @@ class ChatRenderer:
     def _folds_system(self) -> bool:
         """Whether the template refuses or leaves out a system message. The first chat with one causes a trial rendering."""
         trial = _marked(ROLES)
-        return _mark(0) not in self._try(trial) and _mark(1) in self._try(trial[1:])
+        return _mark(0) not in self.written(trial) and _mark(1) in self.written(trial[1:])
 
-    def _try(
+    def written(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
     ) -> str:
-        """`apply`, or "" if the template refuses."""
+        """Render as `apply` does; return "" if the template refuses."""
         text = attempted(self.apply, messages, add_generation_prompt)
         return text if isinstance(text, str) else ""
 
@@ -361,7 +360,7 @@ class ChatRenderer:
         if roles not in self._skeletons:
             marked = _marked(roles)
             marks = [message["content"] for message in marked]
-            text = self._try(marked)
+            text = self.written(marked)
             # A template that drops, repeats or reorders contents has no skeleton.
             any_mark = re.compile("|".join(marks))
             in_order = any_mark.findall(text) == marks
@@ -398,7 +397,7 @@ class ChatRenderer:
             reached = spans[-1].stop if spans else 0
             calls = self._calls(text, chat, index, reached) if TOOL_CALLS in message else None
             marked = [*chat[:index], {**message, "content": _mark(0)}, *chat[index + 1 :]]
-            around = self._try(marked).split(_mark(0))
+            around = self.written(marked).split(_mark(0))
             # The template may write only the calls.
             if calls is not None and (len(around) == 1 or not message["content"].strip()):
                 spans.append(calls)
@@ -464,7 +463,7 @@ class ChatRenderer:
         ]
         marked = _with_arguments(message, arguments)
         # The chat with other arguments: the texts differ from the first argument to the last.
-        text_marked = self._try([*chat[:index], marked, *chat[index + 1 :]])
+        text_marked = self.written([*chat[:index], marked, *chat[index + 1 :]])
         unwritten = [number for number, mark in enumerate(marks, 1) if mark not in text_marked]
         if unwritten:
             raise RowError(
@@ -474,7 +473,7 @@ class ChatRenderer:
             )
         # The end of the turn: the common end of both renderings, as far as it also follows the calls in a chat that ends
         # with them.
-        alone, alone_marked = (self._try([*chat[:index], last]) for last in (message, marked))
+        alone, alone_marked = (self.written([*chat[:index], last]) for last in (message, marked))
         tail = common_end(text, text_marked)
         turn_end = commonprefix([tail, common_end(alone, alone_marked)])
         close = len(text) - len(tail) + len(turn_end.rstrip())
@@ -504,7 +503,7 @@ class ChatRenderer:
         The generation prompt may end in a thinking block, open or closed, that the answer itself contains.
         """
         # Both the generation prompt and the text must be continuations of the chat without the answer.
-        closed, asked = self._try(messages), self._try(messages, add_generation_prompt=True)
+        closed, asked = self.written(messages), self.written(messages, add_generation_prompt=True)
         if asked in ("", closed) or not asked.startswith(closed) or not text.startswith(closed):
             return None
         begins = len(commonprefix([text, asked]))

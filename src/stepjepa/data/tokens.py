@@ -19,10 +19,10 @@ import numpy as np
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import marked_text, opened_in
 from stepjepa.data.options import DataOptions, PromptFrom, PromptOptions
-from stepjepa.data.rendered import quoted
+from stepjepa.data.rendered import Opening, quoted
 from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.data.types import Span
-from stepjepa.errors import ConfigError, RowError, attempted
+from stepjepa.errors import ConfigError, RowError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,11 +33,10 @@ TokenisedText = tuple[np.ndarray, list[int]]
 _NAME = Names(DataOptions, PromptOptions)
 # The names that `modeling.extras.predictor_names` makes.
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")
-_SHORT_CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "x"}]
 # Mistral's templates ask for an id of nine characters.
 _CALL = {"id": "x" * 9, "type": "function", "function": {"name": "x", "arguments": {}}}
 _SHORT_CALL: list[Mapping[str, Any]] = [
-    _SHORT_CHAT[0],
+    {"role": "user", "content": "x"},
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
 ]
 _IDS_ONLY = {
@@ -152,36 +151,39 @@ def token_span(last_character: Sequence[int], start: int, end: int) -> Span:
     return Span(first, bisect_left(last_character, end, first))
 
 
-def template_turn_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
-    """Return the special token that a chat template writes after the last answer of a chat, or None if it writes none;
-    RowError if the template refuses a chat of two messages."""
-    chat = renderer.render(_SHORT_CHAT)
-    tail = chat.text[chat.spans[-1].end :]
+def template_turn_end(
+    tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None
+) -> int | None:
+    """Return the special token that a chat template writes after the last answer of a chat; None if it writes none, if it
+    refuses a chat of two messages, or if there is no template."""
+    chat = None if renderer is None else renderer.sample
+    tail = chat.text[chat.spans[-1].end :] if chat else ""
     return next(iter(_marks_in(tokenizer, tail)), None)
 
 
-def template_call_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer) -> int | None:
-    """Return the special token that a chat template writes after a last tool call, None if it writes none; RowError if the
-    template refuses calls."""
-    text = renderer.apply(_SHORT_CALL)
-    (*_, last) = tokenizer(text.rstrip(), add_special_tokens=False)["input_ids"]
-    return last if last in turn_marks(tokenizer) else None
+def template_call_end(
+    tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None
+) -> int | None:
+    """Return the special token that a chat template writes after a last tool call; None if it writes none, if it refuses
+    calls, or if there is no template."""
+    text = renderer.written(_SHORT_CALL) if renderer else ""
+    ids = tokenizer(text.rstrip(), add_special_tokens=False)["input_ids"]
+    marks = turn_marks(tokenizer)
+    return next((index for index in ids[-1:] if index in marks), None)
 
 
 def answer_end(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> int | None:
     """Return the token that ends an answer in training: the template's end of turn, else the appended EOS; None if there is
     neither."""
-    end = None if renderer is None else attempted(template_turn_end, tokenizer, renderer)
-    return tokenizer.eos_token_id if end is None or isinstance(end, RowError) else end
+    end = template_turn_end(tokenizer, renderer)
+    return tokenizer.eos_token_id if end is None else end
 
 
 def template_marks(tokenizer: PreTrainedTokenizerBase, renderer: ChatRenderer | None) -> list[int]:
     """Return the special tokens that the chat template writes into a chat of two messages, each once; empty if there is
     no template, or if it refuses the chat."""
-    chat = None if renderer is None else attempted(renderer.render, _SHORT_CHAT)
-    if chat is None or isinstance(chat, RowError):
-        return []
-    return _marks_in(tokenizer, chat.text)
+    chat = None if renderer is None else renderer.sample
+    return _marks_in(tokenizer, chat.text) if chat else []
 
 
 def _marks_in(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -209,11 +211,8 @@ def stop_ids(
     """Return the tokens that end a response: the model's, the tokenizer's EOS, and the ends of an answer and of a tool call
     in the chat template."""
     named = [of_model] if isinstance(of_model, int) else list(of_model or ())
-    call_end = None if renderer is None else attempted(template_call_end, tokenizer, renderer)
-    if isinstance(call_end, RowError):
-        call_end = None
-    ends = {tokenizer.eos_token_id, answer_end(tokenizer, renderer), call_end}
-    return sorted({*named, *ends} - {None})
+    ends = (answer_end(tokenizer, renderer), template_call_end(tokenizer, renderer))
+    return sorted({*named, tokenizer.eos_token_id, *ends} - {None})
 
 
 def turn_marks(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -261,7 +260,9 @@ class Prompter:
     ):
         tokenizer = with_template(tokenizer, chat_template, plain)
         self.tokenizer, self.renderer = tokenizer, ChatRenderer(tokenizer, template_kwargs)
-        usual, self.note, self.dropped = self.renderer.usual_opening, "", ""
+        self.note, self.dropped = "", ""
+        sample = self.renderer.sample
+        usual = (sample and sample.openings[0]) or Opening()
         # The training data decide, if they are known; else a chat of two messages shows how chats differ from the prompt.
         if prompt_from != "template" and trained is not None:
             self.dropped = trained
