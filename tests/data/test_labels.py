@@ -105,7 +105,7 @@ def test_the_number_of_labels_by_hand(llama3_tokenizer, tekken_tokenizer):
     store, report = encode(llama3_tokenizer, [chat("So")])
     (example,) = store
     assert example.trunk[slice(*example.labels[0])].tolist() == [4516, 128009]
-    assert report.end_of_turn == "<|eot_id|>"
+    assert report.end_token == "<|eot_id|>"
 
 
 def with_eos(template_text, *special):
@@ -123,7 +123,7 @@ def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
     assert labelled(tokenizer, store[0]) == [" It is 17.<|im_end|>"]
     assert labelled(tokenizer, store[1]) == [" A 17.", " B 17.<|im_end|>"]
     assert labelled(tokenizer, store[2]) == [" <|im_end|>"]
-    assert report.end_of_turn == "<|im_end|> (the tokenizer's EOS, appended: the template writes none)"
+    assert report.lines()[1].endswith("; end of turn: <|im_end|>")
     # The trap itself: this tokenizer writes the full stop and the line break as one token.
     real = made.llama3_tokenizer("plain_no_eot")
     assert len(real(".\n", add_special_tokens=False)["input_ids"]) == 1
@@ -131,7 +131,7 @@ def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
     assert labelled(real, store[0]) == [" A 17.", f" B 17.{real.eos_token}"]
     bare = made.byte_bpe_tokenizer(template="plain_no_eot")  # has no EOS
     store, report = encode(bare, [chat("It is 17.")])
-    assert labelled(bare, store[0]) == [" It is 17."] and report.end_of_turn.startswith("none: ")
+    assert labelled(bare, store[0]) == [" It is 17."] and report.lines()[1].endswith("; end of turn: none")
 
 
 def test_a_marker_that_opens_the_next_turn_ends_none():

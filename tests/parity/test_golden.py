@@ -107,7 +107,7 @@ def test_llama3(golden, llama3_tokenizer):
     check(store, rows)
     ends = [tuple(llama3_tokenizer.decode([e.trunk[at]]) for at in readouts(e, p)) for e in store for p in e.pairs]
     assert ends == [(row["step1_end_token"], row["step2_end_token"]) for row in rows]
-    assert report.end_of_turn == "<|eot_id|>" and report.pairs == 8
+    assert report.end_token == "<|eot_id|>" and report.pairs == 8
     # The first step is the answer's, never a header, although the header and a question hold blank lines too.
     for example, row in zip(store, rows, strict=True):
         (pair,) = example.pairs

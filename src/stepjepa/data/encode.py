@@ -332,8 +332,6 @@ class RowEncoder:
             examples += encoded
         report.rows_read, report.examples = len(rows), len(examples)
         report.rows_kept = report.rows_read - report.rows_skipped.total()
-        if texts and not self.streams and not report.end_of_turn:
-            report.end_of_turn = "none: the template writes no special token after an answer, and the tokenizer has no EOS"
         # A fixed number of bytes per row, so the digest of the data set does not depend on the chunks.
         digests = b"".join(
             hashlib.sha256(repr(row).encode("utf-8", "replace")).digest() for _, row in rows
@@ -563,7 +561,6 @@ class RowEncoder:
         user: tuple[Span | None, int] = (None, 0)
         answers = 0
         end_id = None
-        origin = ""
         # For each message, the first token of the next one; the end of turn is searched for in between.
         following = [*[bisect_left(last, span.start) for span in chat.spans[1:]], len(last)]
         for span, begins in zip(chat.spans, following, strict=True):
@@ -589,7 +586,6 @@ class RowEncoder:
                 ids = np.append(ids, np.int32(eos))
                 close = len(ids)
                 end_id = eos
-                origin = " (the tokenizer's EOS, appended: the template writes none)"
             step_spans: list[CharSpan] = []
             cue_span: CharSpan | None = None
             # Steps and cue are in characters of the answer; a turn that calls tools is not an answer and has neither.
@@ -612,7 +608,6 @@ class RowEncoder:
         # The report names the first end of turn of the data set.
         if end_id is not None and report.end_token is None:
             report.end_token = str(self.tokenizer.convert_ids_to_tokens(end_id))
-            report.end_of_turn = report.end_token + origin
         return turns, ids, end_id
 
 

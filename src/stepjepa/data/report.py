@@ -382,7 +382,7 @@ class DataReport(RowCounts):
         prompts: how the answers begin, and which parts of them the template leaves out.
         system_prompts: the most common system messages -> chats that begin with them.
         without_system_prompt, other_system_prompts: chats with no system message, or with a less common one.
-        end_of_turn: the end of an answer, as printed; `end_token`: its token, None if no token ends an answer.
+        end_token: the token that ends an answer: of the template, or the tokenizer's EOS, appended; None if no token does.
     """
 
     rows_kept: int = 0
@@ -396,7 +396,6 @@ class DataReport(RowCounts):
     system_prompts: Counter[str] = field(default_factory=Counter)
     without_system_prompt: int = 0
     other_system_prompts: int = 0
-    end_of_turn: str = ""
     end_token: str | None = None
     fingerprint: str = ""
     tokens: int = 0
@@ -407,9 +406,6 @@ class DataReport(RowCounts):
 
     def add(self, later: Self) -> None:
         """Add as `Counts` does, and keep only the most common system prompts."""
-        # A chunk without an end of turn says so in words; the token of a later chunk replaces them.
-        if self.end_token is None and later.end_token is not None:
-            self.end_of_turn = later.end_of_turn
         super().add(later)
         for text, count in self.system_prompts.most_common()[_SYSTEM_PROMPTS:]:
             del self.system_prompts[text]
@@ -444,7 +440,8 @@ class DataReport(RowCounts):
         )
         lines = [f"{self.source}: {rows}, {counted(self.pairs, 'pair')}"]
         if self.token_length:
-            ending = f"; end of turn: {self.end_of_turn}" if self.end_of_turn else ""
+            # Plain text has no turns.
+            ending = f"; end of turn: {self.end_token or 'none'}" if self.prompts.rows else ""
             longest = f"up to {self.token_length['max']:,} per row"
             lines.append(
                 f"{self.tokens:,} tokens, {self.labelled_tokens:,} labelled, {longest}{ending}"
