@@ -7,7 +7,7 @@ The columns have the same meaning as in transformers and TRL:
     labels        -100 -100 -100 4  5  2 -100 -100   -100: not labelled; else the token itself (the model shifts labels)
     completion_mask  0  0  0  1  1  1  0  0     1: labelled; the same for assistant_masks and loss_mask
 
-A token is labelled if every mask labels it, as in TRL. If the labels are a copy of the ids, only the masks decide.
+A token is labelled if the labels and every mask label it, as in TRL; labels may be a copy of the ids.
 
 Shapes: T tokens.
 """
@@ -22,7 +22,6 @@ import numpy as np
 from stepjepa.data.columns import (
     MASKS,
     LeftOver,
-    first_filled,
     left_over,
     refuse_half_characters,
 )
@@ -86,75 +85,50 @@ def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | Str
 
 
 def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
-    ids = _numbers(row, "input_ids", 0, vocabulary - 1)
-    attended, *masks = (_mask(row, name, ids) for name in (ATTENTION, *MASKS))
+    ids = _numbers(row, "input_ids")
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        raise RowError("unknown_token", f"'input_ids' has values outside of 0 to {vocabulary - 1}")
+    columns = {
+        name: _numbers(row, name, len(ids))
+        for name in (ATTENTION, LABELS, *MASKS)
+        if row.get(name) is not None
+    }
     # The kept tokens must be contiguous: a gap would join tokens that never followed each other.
-    kept = np.flatnonzero(attended)
+    kept = np.flatnonzero(columns.pop(ATTENTION, np.ones_like(ids)))
     if not len(kept) or kept[-1] - kept[0] >= len(kept):
         raise _contradiction(
             f"{ATTENTION!r} masks all tokens, or some between others; it may only mask padding at the ends"
         )
     tokens = ids[kept].astype(np.int32)
-    if first_filled(row, (LABELS, *MASKS)) is None:
+    if not columns:
         return StreamRow(tokens)
 
-    masked = np.logical_and.reduce(masks)
-    labels = (
-        ids
-        if row.get(LABELS) is None
-        else _numbers(row, LABELS, NOT_LABELLED, vocabulary - 1, len(ids))
-    )
+    # Labels that are a copy of the ids, as collators make them, leave the decision to the masks.
+    labels = columns.pop(LABELS, ids)
     # The model shifts labels itself, so labels that are shifted in the file would be shifted twice.
-    named = labels != NOT_LABELLED
-    if (labels != ids)[named].any():
+    labelled = labels != NOT_LABELLED
+    if (labels != ids)[labelled].any():
         known = f"the same token as in 'input_ids', or {NOT_LABELLED}"
         raise _contradiction(f"{LABELS!r} has other tokens; a label must be {known}")
-    # Labels that are a copy of the ids, as collators make them, say nothing about training, so the masks decide.
-    if named[attended].all():
-        named = masked & attended if masked.all() else masked
-    # Nothing predicts the first token, so the columns may differ there.
-    elif not masked.all() and not np.array_equal(named[1:], masked[1:]):
-        raise _contradiction(
-            f"{LABELS!r} and the masks of the row label different tokens; keep only one of them"
-        )
-    if (named & ~attended).any():
-        raise _contradiction(f"a token that {ATTENTION!r} masks is labelled")
-    return StreamRow(tokens, spans_of(named[kept]))
+    for mask in columns.values():
+        labelled &= mask != 0
+    return StreamRow(tokens, spans_of(labelled[kept]))
 
 
 def _contradiction(words: str) -> RowError:
     return RowError("contradicting_columns", words)
 
 
-def _mask(row: Mapping[str, Any], name: str, ids: np.ndarray) -> np.ndarray:
-    """A column of zeros and ones as (T,) bool; all ones without that column."""
-    return (
-        np.ones(len(ids), bool)
-        if row.get(name) is None
-        else _numbers(row, name, 0, 1, len(ids)) == 1
-    )
-
-
-def _numbers(
-    row: Mapping[str, Any], name: str, least: int, most: int, length: int | None = None
-) -> np.ndarray:
-    """A column of whole numbers as (T,) int64, checked for bounds and length."""
+def _numbers(row: Mapping[str, Any], name: str, length: int | None = None) -> np.ndarray:
+    """A column of whole numbers as (T,) int64, checked for its length."""
     # NumPy refuses nested lists of different lengths.
     try:
         values = np.asarray(row[name])
     except ValueError:
         values = np.zeros(0)
     # A mask may consist of booleans.
-    if (
-        values.ndim != 1
-        or not len(values)
-        or values.dtype.kind not in ("biu" if most == 1 else "iu")
-    ):
+    if values.ndim != 1 or not len(values) or values.dtype.kind not in "biu":
         raise RowError("content_not_text", f"{name!r} is not a list of whole numbers")
-    wrong = values.min() if values.min() < least else values.max()
-    if not least <= wrong <= most:
-        known = f"{name!r} contains {wrong}; its values must be from {least} to {most}"
-        raise _contradiction(known) if most == 1 else RowError("unknown_token", known)
     if length not in (None, len(values)):
         raise _contradiction(
             f"{name!r} has {len(values):,} entries, but 'input_ids' has {length:,}"
