@@ -141,6 +141,7 @@ def test_csv(cache):
         [{"role": "user", "content": 'a, "b"\nc'}, {"role": "assistant", "content": "NA"}],
         [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}],
     ]
+    assert list(RowSource(write(cache / "empty.csv", ""))) == []
     cell = json.dumps(MESSAGES).replace('"', '""')
     assert chats_of(write(cache / "b.csv", f'messages\n"{cell}"\n')) == [MESSAGES]
     rows = RowSource(write(cache / "c.csv", "\n\nquestion,answer\na,b\n\n , \n"))
@@ -153,17 +154,17 @@ def test_csv(cache):
 @pytest.mark.parametrize(
     ("content", "line", "what"),
     [
-        ("", None, "the file is empty; a CSV file begins with the names of its columns"),
         (b"question,answer\na,b\n\xe9,b\n", 3, "not UTF-8 text"),
-        ("question,answer\na,b\nc\n", 3, "the row has 1 fields, but the header names 2 columns"),
-        ('question,answer\na,"b\nc', 2, "broken CSV (unexpected end of data); a closing quote may be missing"),
+        ("question,answer\na,b\nc\n", 3, "the row does not have one field for each of 2 columns"),
+        ("question,question\na,b\n", 2, "for each of 2 columns with different names"),
+        ('question,answer\na,"b\nc', 3, "broken CSV (unexpected end of data); a closing quote may be missing"),
         ('question,answer\na,"b"c\n', 2, "broken CSV"),
     ],
 )
 def test_broken_csv_names_the_line(tmp_path, content, line, what):
     file = write(tmp_path / "a.csv", content)
     message = error_of(file)
-    assert message.startswith(f"{file} line {line}: " if line else f"{file}: ") and what in message
+    assert message.startswith(f"{file} line {line}: ") and what in message
 
 
 # Parts of files, and damaged ones
@@ -225,7 +226,7 @@ def test_csv_goes_on_behind_a_broken_row(tmp_path):
         (3, "broken_csv"),
         (4, "not_utf8"),
         (5, "broken_csv"),
-        (6, {"a": "6", "b": "long\nvalue"}),
+        (7, {"a": "6", "b": "long\nvalue"}),
         (8, "broken_csv"),
         (9, {"a": "10", "b": "z" * 200_000}),
     ]

@@ -299,47 +299,37 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:
-    """Rows of a CSV file, each with the line on which it begins; all values are text."""
+    """Rows of a CSV file, each with the line on which it ends; all values are text."""
     # The default limit, 128 KiB, is shorter than some answers.
     csv.field_size_limit(MAX_LINE_BYTES)
-    header: list[str] = []
     # A byte that is not UTF-8 becomes a lone surrogate, so that only its row is broken.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
-        reader = csv.reader(file, strict=True)
+        rows = csv.DictReader(file, strict=True)
         while True:
-            start = reader.line_num + 1
             row: dict[str, str] | RowError
             try:
-                fields = next(reader)
-                row = _csv_row(fields, header or fields)
+                # Blank lines may come before the header.
+                if rows.fieldnames == []:
+                    rows.fieldnames = None
+                    continue
+                row = attempted(_csv_row, next(rows), len(rows.fieldnames or ()))
             except StopIteration:
-                break
+                return
             except csv.Error as error:
                 row = RowError(
                     "broken_csv", f"broken CSV ({error}); a closing quote may be missing"
                 )
-            if header and row:
-                yield start, row
-            elif isinstance(row, RowError):
-                raise DataError(f"{path} line {start}: {row}")
-            elif row:
-                header = fields
-    if not header:
-        raise DataError(
-            f"{path}: the file is empty; a CSV file begins with the names of its columns"
-        )
+            yield rows.reader.line_num, row
 
 
-def _csv_row(fields: list[str], header: list[str]) -> dict[str, str] | RowError:
-    """The row of a line; {} for a blank line."""
-    if lone_surrogate("".join(fields)) is not None:
-        return RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
-    if fields and len(fields) != len(header):
-        return RowError(
+def _csv_row(row: dict[Any, Any], columns: int) -> dict[str, str]:
+    """Check a row of a file with a number of columns."""
+    # The reader adds None as a key for further fields, and as a value for missing ones.
+    if None in row or None in row.values() or len(row) != columns:
+        raise RowError(
             "broken_csv",
-            f"the row has {len(fields)} fields, but the header names {len(header)} columns",
+            f"the row does not have one field for each of {columns} columns with different names",
         )
-    row = dict(zip(header, fields, strict=False))
-    if len(row) != len(fields):
-        return RowError("broken_csv", "two columns have the same name; rename one")
+    if lone_surrogate("".join([*row, *row.values()])) is not None:
+        raise RowError("not_utf8", "not UTF-8 text; save the file as UTF-8")
     return row
