@@ -83,14 +83,14 @@ def test_a_name_that_is_no_file_and_no_data_set(tmp_path, monkeypatch):
 def test_names_of_the_hub(tmp_path, monkeypatch, name, asked):
     monkeypatch.chdir(tmp_path)
     seen = []
-    monkeypatch.setattr(datasets, "load_dataset", lambda *args, split: seen.append((*args, split)) or [{"a": 1}])
-    assert rows_of(name, "test") == [{"a": 1}] and seen == [(*asked, "test")]
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **more: seen.append((*args, more)) or [{"a": 1}])
+    assert rows_of(name, "test") == [{"a": 1}] and seen == [(*asked, {"split": "test", "streaming": False})]
 
 
 def test_other_things_that_are_no_data(tmp_path):
     assert "unknown type of file; known types: .csv, .json" in error_of(write(tmp_path / "a.txt", LINE))
     (tmp_path / "empty").mkdir()
-    assert "the folder is empty" in error_of(tmp_path / "empty")
+    assert error_of(tmp_path / "empty").startswith(f"{tmp_path}/empty: cannot be read (The directory at ")
     assert "data of type int cannot be read" in error_of(7)
     assert "no split 'train' (found: messages); name one of them, or give a list of rows" in error_of(
         {"messages": [MESSAGES]}

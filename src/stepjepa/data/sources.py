@@ -160,10 +160,6 @@ class RowSource:
 
 def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterable[Any]:
     suffix = path.suffix.lower()
-    if path.is_dir() and not any(path.iterdir()):
-        raise DataError(
-            f"{name}: the folder is empty; give a data file or the folder of a data set"
-        )
     # A name on the Hub has one or two parts; anything else can only be a path.
     is_path = (
         suffix in FILE_SUFFIXES or path.is_absolute() or name.startswith(".") or len(path.parts) > 2
@@ -177,17 +173,14 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
     # `datasets` is slow to import, and files of rows do not need it.
     import datasets
 
-    how = {"streaming": True} if streaming else {}
+    hub_name, _, configuration = name.partition(":")
+    wanted = (str(path),) if path.is_dir() else (hub_name, configuration or None)
     try:
-        if path.is_dir() and _is_saved(path):
+        # `Dataset.save_to_disk` wrote one of these files.
+        if any((path / file).exists() for file in ("dataset_info.json", "dataset_dict.json")):
             stored = datasets.load_from_disk(str(path))
-            return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
-        if path.is_dir():
-            return datasets.load_dataset(str(path), split=split, **how)
-        hub_name, _, configuration = name.partition(":")
-        return datasets.load_dataset(hub_name, configuration or None, split=split, **how)
-    except DataError:
-        raise
+        else:
+            stored = datasets.load_dataset(*wanted, split=split, streaming=streaming)
     except Exception as error:
         # `datasets` raises errors of many libraries, or wraps the actual error in its own.
         why = said(error.__cause__ or error, lines=1)
@@ -196,11 +189,7 @@ def _load_dataset(path: Path, name: str, split: str, streaming: bool) -> Iterabl
         raise DataError(
             f"{name}: neither a file here nor a data set that could be loaded ({why}){near_path(path)}"
         ) from None
-
-
-def _is_saved(folder: Path) -> bool:
-    """Whether `Dataset.save_to_disk` wrote a folder."""
-    return (folder / "dataset_info.json").exists() or (folder / "dataset_dict.json").exists()
+    return _pick_split(stored, name, split) if isinstance(stored, Mapping) else stored
 
 
 def _pick_split(source: Mapping[Any, Any], name: str, split: str) -> Iterable[Any]:
