@@ -56,7 +56,9 @@ def test_every_window_can_be_resumed_from(weights, size, processes, monkeypatch)
     assert all(len(window) == size or len(window) < size and len(window) % 2 == 0 for _, window in whole)
     for index, (start, _) in enumerate(whole):
         record = json.loads(json.dumps(list(start)))
-        again = list(islice(stream(sources, weights).windows(size, StreamStart.of_record(record), 2), 9 - index))
+        position, resumed = StreamStart.of_record(record), stream(sources, weights)
+        resumed.reports = list(map(DataReport.from_dict, position.counted))
+        again = list(islice(resumed.windows(size, position, 2), 9 - index))
         assert [(place, tokens(window)) for place, window in again] == [
             (place, tokens(window)) for place, window in whole[index:]
         ]
@@ -64,8 +66,6 @@ def test_every_window_can_be_resumed_from(weights, size, processes, monkeypatch)
 
 
 def test_nothing_to_read_is_an_error():
-    with pytest.raises(DataError, match="empty; it needs at least one row"):
-        next(stream([RowSource([])]).windows(4))
     with pytest.raises(DataError, match="process 3 of 4 finds no row to read; leave out --streaming"):
         next(stream([rows(0, 2)], shard=2, shards=4).windows(4))
     with pytest.raises(DataError, match="none of .* rows can be used; skipped .*first: row 0: it is empty"):

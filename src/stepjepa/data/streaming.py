@@ -20,7 +20,7 @@ from stepjepa.data.options import ReadingOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowShare, RowSource
 from stepjepa.data.types import Example
-from stepjepa.errors import DataError, no_rows
+from stepjepa.errors import DataError
 from stepjepa.utils.parallel import mapped
 
 _NAME = Names(ReadingOptions)
@@ -151,8 +151,6 @@ class RowStream:
             # Without any row, the passes would go on forever.
             if count == cursor.rows and cursor.start == cursor.member == 0:
                 names = ", ".join(self.sources[number].name for number in group)
-                if self.shards == 1:
-                    raise no_rows(names)
                 raise DataError(
                     f"{names}: process {self.shard + 1} of {self.shards} finds no row to read; leave out "
                     f"--{_NAME.streaming}"
@@ -194,24 +192,22 @@ class ExampleStream:
         """Yield windows of `size` examples, in the order of the rows, each with its start. At the end of a pass over the
         data, the window ends with the next multiple of `step` examples.
 
+        For a later start, `reports` must contain the counts of the rows before it.
+
         Raises:
             DataError: the data cannot be read, or a complete pass has no example.
         """
-        window, cursors, dropped, records = start or self.rows.start()
-        counted = list(map(DataReport.from_dict, records)) or [
-            DataReport(source.name) for source in self.rows.sources
-        ]
+        begin = start or self.rows.start()
+        used = begin.dropped
         # The examples of the unfinished window, which is complete with `most` examples.
         held: list[Streamed] = []
-        begin, most = (cursors, dropped, records), size
-        for before, ended, reports, chunk in self._encoded(min(CHUNK_ROWS, size), cursors):
-            used, dropped = dropped, 0
-            records = tuple(report.to_dict() for report in counted)
+        most = size
+        for before, ended, reports, chunk in self._encoded(min(CHUNK_ROWS, size), begin.cursors):
+            records = tuple(report.to_dict() for report in self.reports)
             for source, report in reports.items():
-                counted[source].add(report)
                 self.reports[source].add(report)
             if not held:
-                begin = before, used, records
+                begin = StreamStart(begin.window, before, used, records)
             # A chunk may fill the window, and then further windows.
             while available := len(held) + len(chunk) - used:
                 if ended:
@@ -219,10 +215,11 @@ class ExampleStream:
                 if available < most:
                     break
                 filling = most - len(held)
-                yield StreamStart(window, *begin), held + chunk[used : used + filling]
-                window, used, held, most = window + 1, used + filling, [], size
-                begin = before, used, records
+                yield begin, held + chunk[used : used + filling]
+                used, held, most = used + filling, [], size
+                begin = StreamStart(begin.window + 1, before, used, records)
             held += chunk[used:]
+            used = 0
             # If every group was read completely and no row became an example, reading on would not help.
             if all(cursor.passes for cursor in before) and not any(
                 report.examples for report in self.reports
