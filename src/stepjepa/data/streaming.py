@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -179,12 +178,6 @@ class ExampleStream:
     def __init__(self, rows: RowStream, encoders: Sequence[Any], processes: int = 1):
         self.rows, self.encoders, self.processes = rows, encoders, processes
         self.reports = [DataReport(source.name) for source in rows.sources]
-
-    def part(self, shard: int, shards: int) -> ExampleStream:
-        """Return the stream of the rows whose number leaves the remainder `shard`; both streams share their reports."""
-        part = copy(self)
-        part.rows = replace(self.rows, shard=shard, shards=shards)
-        return part
 
     def windows(
         self, size: int, start: StreamStart | None = None, step: int = 1

@@ -173,10 +173,9 @@ class StreamedExamples:
         yield from [None] * (self._done * accumulation)
         step_size = size * accumulation
         number, start = self._resumed
-        share = self.stream.part(self.args.process_index, self.args.world_size)
         # A window consists of complete steps, so that no step needs two windows.
         window_size = -(-self.args.shuffle_buffer // step_size) * step_size
-        for begin, window in share.windows(window_size, start, step_size):
+        for begin, window in self.stream.windows(window_size, start, step_size):
             self._check_pairs()
             self._window = (number, begin)
             window = self._ordered(window, begin.window, step_size)
@@ -393,7 +392,7 @@ class ExampleReader:
         for source in sources:
             settings = settings_for(source, args, self.positions, vocabulary=self.vocabulary)
             encoders.append(make_encoder(source, self.tokenizer, renderer, settings))
-        rows = RowStream(sources, args.mixing_weights)
+        rows = RowStream(sources, args.mixing_weights, args.process_index, args.world_size)
         stream = ExampleStream(rows, encoders, args.dataset_num_proc)
         # The stream fills the reports while it reads; what is already known is set here.
         for name, source, encoder, report in zip(
