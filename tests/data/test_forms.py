@@ -27,7 +27,7 @@ def test_contexts_and_mixed_rows():
 @pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "not_text_alone", "a part of type 'image'"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "content_not_text", "parts of type 'text'"),
         ({"image": "cat.png", "conversations": SHARED}, "not_text_alone", "column 'image' belongs to the chat"),
         ({"conversations": []}, "no_messages", "'conversations' is not a non-empty list"),
         ({"a": {"b": 1, "c": 2}, "d": 3}, "no_known_columns", "columns found: a.b, a.c, d; expected messages, conv"),
