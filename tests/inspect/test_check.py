@@ -231,10 +231,14 @@ def test_truncation():
 
 def test_the_report_is_that_of_training():
     tokenizer = words()
-    _, data = encode_dataset(ROWS, tokenizer, ChatRenderer(tokenizer), settings_of(predictors=2))
-    for forward in ("auto", "two_pass", "inline"):
-        found = tokens_of(ROWS, forward=forward).data
+    cases = [(ROWS, {"predictors": 2, "forward": forward}) for forward in ("auto", "two_pass", "inline")]
+    planned = [{**row, "plan": plan} for row, plan in zip(ROWS, ("one", None, "two"), strict=True)]
+    options = {"objective": "llm_jepa", "jepa_target_column": "plan", "readout": "mean", "predictors": 0}
+    for rows, given in [*cases, (planned, options)]:
+        _, data = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of(**given))
+        found = tokens_of(rows, **given).data
         assert {**found.to_dict(), "fingerprint": ""} == {**data.to_dict(), "fingerprint": ""}
+    assert data.pairs == 2 and data.examples_without_pairs == {"no_target_text": 1}
 
 
 BARE = "{% for m in messages %}{{ m['content'] + ' ' }}{% endfor %}"

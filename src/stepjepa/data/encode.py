@@ -294,23 +294,17 @@ class RowEncoder:
             else StepCounts()
         )
 
-    def __call__(
-        self, rows: Sequence[PlacedRow], checked: Sequence[CheckedChat | RowError] | None = None
-    ) -> Encoded:
-        """Encode a chunk of rows, whose chats may have been rendered before (`checked`). With `strict_data`, DataError for
-        an unusable row."""
+    def __call__(self, rows: Sequence[PlacedRow]) -> Encoded:
+        """Encode a chunk of rows. With `strict_data`, DataError for an unusable row."""
         report = DataReport(self.name, steps=self.new_counts())
-        chats = iter(checked or ())
         # First, read every row: a text, a chat, or the error that skips the row.
         items = list[StreamRow | CheckedChat | RowError]()
         for _, row in rows:
             if self.streams and is_stream(row):
                 items.append(attempted(stream_row, row, self.tokenizer))
-            elif checked is None:
+            else:
                 needs_steps = self.options.needs_steps
                 items.append(attempted(CheckedChat.of, row, self.options, needs_steps, self.chats))
-            else:
-                items.append(next(chats))
         # One call for all texts of a chunk is faster than one for each row.
         texts = [self._text_of(item) for item in items if isinstance(item, CheckedChat)]
         tokens = iter(encode_texts(self.tokenizer, texts))

@@ -248,7 +248,6 @@ class _Counter:
     def __call__(self, numbered: Sequence[tuple[int, PlacedRow]]) -> Chunk:
         """Count a chunk of numbered rows; DataError for an unusable row with `strict_data`."""
         texts = deepcopy(self.empty)
-        chats = list[CheckedChat | RowError]()
         questions: dict[int, int] = {}
         # With an encoder, the rendered chat is counted, because a template may leave out parts of a row.
         renderer = None if self.encoder is None else self.encoder.chats
@@ -257,8 +256,8 @@ class _Counter:
             if texts.plain_text and is_stream(row):
                 question = attempted(self._count_text, texts, place, row)
             else:
-                chats.append(attempted(CheckedChat.of, row, self.options, True, renderer))
-                question = attempted(self._count_chat, texts, place, chats[-1])
+                chat = attempted(CheckedChat.of, row, self.options, True, renderer)
+                question = attempted(self._count_chat, texts, place, chat)
             if isinstance(question, RowError):
                 texts.skip(question, place, self.options.strict_data)
             elif question.strip():
@@ -267,9 +266,9 @@ class _Counter:
         texts.rows_usable = len(numbered) - texts.rows_skipped.total()
         if self.encoder is None:
             return Chunk(texts, questions)
-        # The encoder gets the chats that were read above; reading and rendering take most of the time.
+        # The encoder reads and renders the rows again: its options need other parts of a row.
         rows = [row for _, row in numbered]
-        encoded = self.encoder(rows, chats)
+        encoded = self.encoder(rows)
         return Chunk(texts, questions, encoded, _longest_chat(self.encoder, rows, encoded))
 
     def _count_chat(self, texts: TextStatistics, place: str, chat: CheckedChat | RowError) -> str:
