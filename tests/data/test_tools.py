@@ -191,6 +191,7 @@ def test_a_row_that_ends_in_a_call():
 # Their marks are not what the model writes after the generation prompt.
 OTHER_MARKS = ("diffusion_gemma_training", "deepseek_r1_distill_training")
 TRAINING = [name for name in templates() if name.endswith("_training") and "tool_calls" in templates()[name]]
+GEMMA = ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5")
 # One of every family; the others differ from these in their words.
 QUICK = {f"{name}_training" for name in "qwen2_5 qwen3 gptoss glm4moe nemotron_3_nano deepseekv3 lfm2_v2".split()}
 
@@ -219,13 +220,8 @@ def test_labels_are_those_of_generation_marks(name):
             assert "template refused" in str(error)
             continue
         checked = [renderer._as_template_reads(message) for message in check_messages(messages)]
-        marked = tokenizer.apply_chat_template(
-            checked,
-            chat_template=renderer.template,
-            return_dict=True,
-            return_assistant_tokens_mask=True,
-            **renderer.kwargs,
-        )
+        options = {**renderer.kwargs, "chat_template": renderer.template, "return_dict": True}
+        marked = tokenizer.apply_chat_template(checked, return_assistant_tokens_mask=True, **options)
         assert marked["input_ids"] == example.trunk.tolist()
         prompts = []
         for number, message in enumerate(checked):
@@ -275,14 +271,7 @@ def test_views_are_of_the_question_and_the_answer_after_the_last_result(name):
         ("gemma", ONE, "the chat template refuses this chat: Conversation roles must alternate"),
         ("llama3_1", CHATS["in parallel"], "This model only supports single tool-calls at once!"),
         ("gptoss", CHATS["in parallel"], "the chat template does not write tool call 2 of message 2"),
-        *[
-            (
-                name,
-                CHATS["text and call"],
-                "the chat template writes its text after the results of its calls; leave the",
-            )
-            for name in ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5")
-        ],
+        *[(name, CHATS["text and call"], "its text after the results of its calls; leave") for name in GEMMA],
         ("gptoss", [ONE[0], *ONE[2:]], "there was no previous assistant message with a tool call"),
     ],
 )
