@@ -13,7 +13,7 @@ from stepjepa.data.types import PairsFound
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.options import JEPAOptions
 from support.templates import FORMATS
-from support.tokenizers import byte_bpe_tokenizer, llama3_tokenizer
+from support.tokenizers import byte_bpe_tokenizer, fresh, llama3_tokenizer, mistral_sentencepiece_tokenizer
 
 USER = {"role": "user", "content": "What is 12 + 5?"}
 ANSWER = {"role": "assistant", "content": "It is 17."}
@@ -72,6 +72,18 @@ def test_llama3_source_and_target(llama3):
     assert llama3.decode([front.source[front.source_read]]) == "?"
 
 
+@pytest.mark.parametrize("front", [False, True])
+def test_predictors_divide_the_text_as_special_tokens_do(front):
+    """As in the published code; this tokenizer puts a space mark after every special token."""
+    tokenizer = mistral_sentencepiece_tokenizer("v1")
+    (pair,) = sides(tokenizer, [{**USER, "content": "12 + 5?"}, ANSWER], predictors=1, front_pred=front)
+    special = fresh(tokenizer)
+    special.add_tokens(["<p>"], special_tokens=True)
+    content = "<p>12 + 5?" if front else "12 + 5?<p>"
+    ids = special.apply_chat_template([{**USER, "content": content}], tokenize=True, return_dict=False)
+    assert pair.source == [-1 if token == len(tokenizer) else token for token in ids]
+
+
 def test_offsets_count_from_the_end_of_the_view(llama3):
     tokens = {-1: "<|eot_id|>", -2: "[p2]", -3: "[p1]", -4: "?", None: "[p2]"}
     for last_token, token in tokens.items():
@@ -123,5 +135,5 @@ def test_what_makes_no_pair(bpe_tokenizer):
     assert reason([ANSWER]) == "no_user_message"
     assert reason([{**USER, "content": ""}, ANSWER]) == "empty_view"
     assert reason([{**USER, "content": ""}, ANSWER], predictors=1) == "empty_view"
-    assert reason([USER, {**ANSWER, "content": ""}]) == "empty_view"
+    assert reason([USER, {**ANSWER, "content": " "}]) == "empty_view"
     assert reason([USER, ANSWER], last_token=-400) == "view_shorter_than_last_token"

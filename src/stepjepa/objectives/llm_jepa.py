@@ -16,12 +16,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
-
 from stepjepa.config.option import Names, Topic, option
 from stepjepa.data.columns import answers_in, is_answer, is_trained
 from stepjepa.data.options import VIEWS
-from stepjepa.data.tokens import encode_cut, encode_texts, token_span
+from stepjepa.data.tokens import encode_apart, encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
 from stepjepa.errors import ConfigError, RowError
 from stepjepa.objectives.base import Objective
@@ -169,8 +167,8 @@ class LLMJEPA(Objective):
             if self.options.reverse_pred:
                 source_message, target_message = answer, user
             try:
-                source, source_view, content = self._source(chat, source_message)
-                target, target_view, _ = self._target(chat, target_message)
+                source, source_view, content = self._view(chat, source_message, self.predictors)
+                target, target_view, _ = self._view(chat, target_message)
             except RowError as error:
                 reason = error.reason
                 continue
@@ -186,8 +184,10 @@ class LLMJEPA(Objective):
             builder.pairs.append(Pair(source_read, target_read))
         return builder.found(reason)
 
-    def _source(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
-        """The view that predicts.
+    def _view(
+        self, chat: TokenChat, message: Message, slots: int = 0
+    ) -> tuple[Segment, Span, Span]:
+        """A message as a separate text, with `slots` predictor tokens at the end or at the front of its content.
 
         Returns:
             The segment, the span of its tokens up to the one that is read, and the span of its ids that are the content.
@@ -195,64 +195,34 @@ class LLMJEPA(Objective):
         Raises:
             RowError: the template refuses to render this message by itself, or the message is empty.
         """
-        if not self.predictors:
-            return self._target(chat, message)
         content = message["content"]
-        if not content.strip():
-            raise RowError("empty_view", "the message is empty")
-        front = self.options.front_pred
-        marked = _MARK + content if front else content + _MARK
-        text = _alone(chat, {**message, "content": marked})
-        if _MARK not in text:
-            raise RowError(
-                "view_refused", "the chat template does not show a message that is the only one"
-            )
-        # The texts before and after the predictors are tokenised separately: no token may span the place between them.
-        before, _, after = text.partition(_MARK)
-        (before_ids, before_ends), (after_ids, after_ends) = encode_texts(
-            chat.tokenizer, [before, after]
-        )
-        slot = len(before_ids)
-        segment = Segment(
-            np.concatenate([before_ids, after_ids]), ISOLATED, 0, 0, self.predictors, slot
-        )
-        last = slot + self.predictors - 1
-        # The template may have trimmed the side of the content that is not protected by the marker.
-        written = after if front else before
-        shown = content if content in written else content.strip()
-        start = written.find(shown) if front else written.rfind(shown)
-        inside = token_span(after_ends if front else before_ends, start, start + len(shown))
-        if front:
-            # The view is read at the end of the content, which follows the predictors.
-            last += inside.stop
-            inside = Span(slot + inside.start, slot + inside.stop)
-        return segment, Span(0, last + 1), inside
-
-    def _target(self, chat: TokenChat, message: Message) -> tuple[Segment, Span, Span]:
-        """A view without predictors; see `_source`.
-
-        Raises:
-            RowError: as `_source`.
-        """
-        text = _alone(chat, message)
+        front = slots > 0 and self.options.front_pred
+        marked = content
+        if slots:
+            marked = _MARK + content if front else content + _MARK
+        text = _alone(chat, {**message, "content": marked}).replace(_MARK, "")
         # A second rendering, with the marker as content, shows where the template's markup ends and begins again.
-        marked = _alone(chat, {**message, "content": _MARK})
-        before, mark, after = marked.partition(_MARK)
+        markup = _alone(chat, {**message, "content": _MARK})
+        before, mark, after = markup.partition(_MARK)
         if not mark or not text.startswith(before) or not text.endswith(after):
             raise RowError(
                 "view_refused", "the chat template does not show a message that is the only one"
             )
         start = len(before)
         end = len(text) - len(after)
-        ((ids, ends),) = encode_texts(chat.tokenizer, [text])
+        if slots:
+            # The texts before and after the predictors are tokenised separately, as special tokens would divide them.
+            ids, ends = encode_cut(chat.tokenizer, text, [start if front else end])
+        else:
+            # A token may span the end of the content and the markup, if no end-of-turn token is between them.
+            (tokens,) = encode_texts(chat.tokenizer, [text])
+            ids, ends = encode_apart(chat.tokenizer, text, tokens, [end])
         first, stop = token_span(ends, start, end)
-        if start < end and (first == stop or ends[stop - 1] != end - 1):
-            # A token spans the end of the content and the start of the markup, with no end-of-turn token between: cut there.
-            ids, ends = encode_cut(chat.tokenizer, text, [end])
-            first, stop = token_span(ends, start, end)
-        if first == stop:
+        if first == stop or not content.strip():
             raise RowError("empty_view", "the message has no tokens")
-        return Segment(ids, ISOLATED, 0), Span(0, stop), Span(first, stop)
+        slot = first if front else stop
+        segment = Segment(ids, ISOLATED, 0, slots=slots, slot=slot)
+        return segment, Span(0, stop + slots), Span(first, stop)
 
 
 def _alone(chat: TokenChat, message: Message) -> str:
