@@ -29,7 +29,7 @@ def long_examples(predictors):
 @pytest.mark.parametrize("predictors", [(), (96,), (96, 97)])
 def test_equals_dense_attention_in_value_and_gradient(made, window, predictors):
     examples = made(len(predictors))
-    batch = ForestCollator(predictors, 0).in_one_row(examples).rows
+    batch = ForestCollator(predictors, 0, one_row=True)(examples).rows
     apart = [len(forest) > 1 for forest in segment_plan(batch, window).forests]
     assert any(apart) is (examples[0].trunk.size == 300)
     tokens = batch.input_ids.shape[1]
@@ -50,7 +50,7 @@ def test_equals_dense_attention_in_value_and_gradient(made, window, predictors):
 
 
 def plan_of(*examples):
-    batch = ForestCollator((90, 91), 0).in_one_row(examples).rows
+    batch = ForestCollator((90, 91), 0, one_row=True)(examples).rows
     return batch, segment_plan(batch)
 
 

@@ -53,13 +53,13 @@ def batches(count, attention="sdpa", every=False):
     yield replace(one, separate_targets=True)(examples)
     yield TwoPassCollator(ids, 0)(examples)
     if attention == "sdpa":
-        yield one.in_one_row(examples)
+        yield replace(one, one_row=True)(examples)
     if every:
         yield one(examples)
         yield ForestCollator(ids, 0, max_row_length=40)(examples)
         yield replace(one, inline=True)(examples)
         yield TwoPassCollator(ids, 0, separate_targets=True)(examples)
-        yield ForestCollator(ids, 0, attention_length=1, segmented=True, separate_targets=True)(examples)
+        yield ForestCollator(ids, 0, one_row=True, separate_targets=True)(examples)
 
 
 def check(model, *layouts, **changes):

@@ -67,7 +67,7 @@ def test_packed_equals_two_pass_and_plain(name, attention, count):
     assert [len(batch.rows.input_ids) > 2 for batch in batches] == [False, True]
     if attention == "sdpa":
         use_attention(model, SEGMENTS)
-        batches.append(ForestCollator(predictor_ids(count), 0).in_one_row(examples))
+        batches.append(ForestCollator(predictor_ids(count), 0, one_row=True)(examples))
     for batch in batches:
         packed, gradient = run(model, batch)
         assert packed.source_states.shape == (4, 32)

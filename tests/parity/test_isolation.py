@@ -36,10 +36,10 @@ CASES += [("llama", "eager"), ("gpt2", "eager"), ("llama", "segments"), ("gemma3
 def test_changing_a_token_changes_only_what_sees_it(name, attention):
     model = tiny_model(name, "sdpa" if attention == "segments" else attention)
     attach_forest_forward(model, TRAINED_VOCABULARY)
-    collator = ForestCollator((96, 97), 0)
+    collator = ForestCollator((96, 97), 0, one_row=attention == "segments")
     if attention == "segments":
         use_attention(model, SEGMENTS)
-    batch = (collator.in_one_row if attention == "segments" else collator)(made_up_examples(2)).rows
+    batch = collator(made_up_examples(2)).rows
     assert batch.input_ids.shape[0] == 1
     before = states(model, batch)
     reached = reaches(batch)

@@ -177,15 +177,8 @@ def prepare(tokenizer, case: Options, rows: list | None = None) -> Run:
     return Run(options, model, setup, [drawn[Draw(0, row)] for row in range(len(store))])
 
 
-class InOneRow(ForestCollator):
-    """Attention by segments whatever it costs."""
-
-    def lay_out(self, forests):
-        return self.pack_one_row(forests)
-
-
 def in_one_row(collator: ForestCollator) -> ForestCollator:
-    return InOneRow(**vars(collator))
+    return replace(collator, one_row=True)
 
 
 def layouts(run: Run, monkeypatch: Any, order: int = 1, tensors: int = 1) -> Iterator[tuple[str, Any]]:

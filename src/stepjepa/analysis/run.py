@@ -37,7 +37,7 @@ from stepjepa.data.steps import make_splitter
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError, library
 from stepjepa.evaluation.questions import read_record
-from stepjepa.forest.collate import collator_for
+from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.place import Place, find_model, load_place, load_place_tokenizer
 from stepjepa.modeling.extras import (
     PREDICTORS_FILE,
@@ -233,7 +233,7 @@ class _Collection:
         views = read_states(
             model.model,
             model.place.name,
-            collator_for("two_pass", (), model.tokenizer.pad_token_id or 0),
+            TwoPassCollator((), model.tokenizer.pad_token_id or 0),
             examples,
             batch_size=self._options.batch_size,
             advance=self._bar.step,

@@ -34,7 +34,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.forest.collate import collator_for
+from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
 from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
@@ -238,7 +238,7 @@ def collect_states(
         StatesNotFinite: some states are not finite.
     """
     chosen = layers_of(model, layers)
-    collator = collator_for("two_pass", predictor_ids, pad_token_id, separate_targets=True)
+    collator = TwoPassCollator(tuple(predictor_ids), pad_token_id, separate_targets=True)
     views = read_states(
         model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer
     )

@@ -5,7 +5,7 @@ Shapes: B examples, R rows, T tokens per row, S view rows, T' tokens per view ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from stepjepa.data.types import ISOLATED, TRUNK, Batch, Example, Read, Rows, StateReads
 from stepjepa.forest.layout import (
-    DEFAULT_ATTENTION_LENGTH,
     Forest,
     attention_costs,
     build_forest,
@@ -55,7 +54,8 @@ class ForestCollator(_Collator):
         pad_to_multiple_of: row lengths are rounded up to a multiple of this.
         segmented: the model can attend by segments (`modeling.masks`); a batch for which this is cheaper becomes one row
             without padding, with `Rows.forests`.
-        attention_length, max_row_length: see `layout.plan_rows`.
+        one_row: every batch becomes such a row, whatever the cost.
+        max_row_length: see `layout.plan_rows`.
         inline: put the predictors and the isolated view into the sequence itself (`layout.build_inline`).
         separate_targets: the targets need no gradient and get separate rows, `target_rows`.
         shuffle_targets: each source gets the target of another example (`shuffled_order`); pairs are dropped if there is
@@ -66,24 +66,13 @@ class ForestCollator(_Collator):
     """
 
     pad_to_multiple_of: int = 8
-    attention_length: float = DEFAULT_ATTENTION_LENGTH
     max_row_length: int | None = None
     segmented: bool = False
+    one_row: bool = False
     inline: bool = False
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
-        return self._batch(examples, self.lay_out)
-
-    def in_one_row(self, examples: Sequence[Example]) -> Batch:
-        """Collate for attention by segments, whatever the cost."""
-        return self._batch(examples, self.pack_one_row)
-
-    def _batch(
-        self,
-        examples: Sequence[Example],
-        lay_out: Callable[[list[Forest]], tuple[Rows, np.ndarray]],
-    ) -> Batch:
         examples, replayed = with_replayed(examples, self.shuffle_targets, whole=self.inline)
         # An inline sequence has room for the views of one pair.
         if self.inline:
@@ -91,7 +80,7 @@ class ForestCollator(_Collator):
         separate = self.separate_targets and any(target_segments(example) for example in examples)
         build = build_inline if self.inline else partial(build_forest, targets=not separate)
         forests = [build(example, self.predictor_ids) for example in examples]
-        rows, starts = lay_out(forests)
+        rows, starts = self.lay_out(forests)
         sources = targets = places(forests, starts)
 
         # Targets without a gradient have a separate forward pass, and therefore separate rows.
@@ -101,7 +90,7 @@ class ForestCollator(_Collator):
             target_forests = [
                 build_forest(example, self.predictor_ids, trunk=False) for example in with_pairs
             ]
-            target_rows, target_starts = lay_out(target_forests)
+            target_rows, target_starts = self.lay_out(target_forests)
             targets = places(target_forests, target_starts)
 
         pairs = compared(sources, targets, self.shuffle_targets, self.aligned_targets, replayed)
@@ -123,7 +112,7 @@ class ForestCollator(_Collator):
         idle = self.every_pass and self.separate_targets and not separate
         if idle:
             token = Example(np.array([self.pad_token_id], np.int32), ())
-            target_rows, _ = lay_out([build_forest(token, ())])
+            target_rows, _ = self.lay_out([build_forest(token, ())])
         return Batch(
             rows,
             label_positions,
@@ -134,20 +123,16 @@ class ForestCollator(_Collator):
         )
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """Choose the rows (R, T) and `pack` the forests into them, into one row if attention by segments is cheaper."""
+        """Choose the rows (R, T) and `pack` the forests into them; for attention by segments one row (1, T) without padding,
+        with the forests' spans in `Rows.forests` (B, 2)."""
         lengths = [len(forest) for forest in forests]
-        rows = plan_rows(lengths, self.attention_length, self.max_row_length)
-        if self.segmented and sum(map(segmented_cost, forests)) < rows_cost(
-            rows, lengths, self.attention_length
-        ):
-            return self.pack_one_row(forests)
-        return self.pack(forests, rows)
-
-    def pack_one_row(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
-        """Pack the batch into one row (1, T) without padding; `Rows.forests` (B, 2) has the forests' spans."""
+        rows = plan_rows(lengths, self.max_row_length)
+        cheaper = self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths)
+        if not (cheaper or self.one_row):
+            return self.pack(forests, rows)
         packed, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
-        ends = starts + [len(forest) for forest in forests]
-        return replace(packed, forests=torch.from_numpy(np.stack([starts, ends], axis=1))), starts
+        spans = np.stack([starts, starts + lengths], axis=1)
+        return replace(packed, forests=torch.from_numpy(spans)), starts
 
     def pack(
         self, forests: Sequence[Forest], rows: Sequence[Sequence[int]]
@@ -189,8 +174,8 @@ class TwoPassCollator(_Collator):
     """Lays a batch out for the `two_pass` forward: plain padded rows for the LM loss, and one row per segment for the states
     of the views. It needs only an ordinary right-padding mask, so it works for every causal architecture.
 
-    `rows` (B, T) are the chats. `views` (S, T') has one row per segment, sources first: the part of the trunk that it
-    sees, then its own tokens. For the fields see `ForestCollator`.
+    `rows` (B, T) are the chats. `views` (S, T') has one row per segment: the part of the trunk that it sees, then its
+    own tokens. For the fields see `ForestCollator`.
     """
 
     def __call__(self, examples: Sequence[Example]) -> Batch:
@@ -200,25 +185,22 @@ class TwoPassCollator(_Collator):
         width = rows.input_ids.shape[1]
         labels = [label_indices(example) for example in examples]
 
-        # The segments of sources and of targets, as (example, number).
-        sources, targets = [], []
+        # The segments as (example, number): those of targets without a gradient have separate rows.
+        views, targets = [], []
         for number, example in enumerate(examples):
-            of_targets = target_segments(example)
-            of_sources = {term.segment for pair in example.pairs for term in pair.source.terms}
-            sources += [(number, segment) for segment in sorted(of_sources - {TRUNK, *of_targets})]
+            of_targets = target_segments(example) if self.separate_targets else []
             targets += [(number, segment) for segment in of_targets]
+            every = range(1, 1 + len(example.segments))
+            views += [(number, segment) for segment in every if segment not in of_targets]
 
         # Starts of the segments in the flattened states: first the trunks in `rows`, then the views in `view_rows`. The
-        # states of separate targets are counted from 0.
+        # states of separate targets are counted from 0; without segments, targets are states of the trunk in `rows`.
         starts = [{TRUNK: row * width} for row in range(len(examples))]
-        target_rows, target_starts = None, starts
-        together = sources + targets
+        target_starts = [{} for _ in examples] if targets else starts
+        view_rows = self._rows(examples, views, starts, rows.input_ids.numel())
+        target_rows = None
         if self.separate_targets:
-            # Without segments the targets are states of the trunk, which are read in `rows`.
-            target_starts = [{} for _ in examples] if targets else starts
             target_rows = self._rows(examples, targets, target_starts, 0)
-            together = sources
-        view_rows = self._rows(examples, together, starts, rows.input_ids.numel())
 
         pairs = compared(
             list(zip(examples, starts, strict=True)),
@@ -279,45 +261,6 @@ class TwoPassCollator(_Collator):
 
 
 Collator = ForestCollator | TwoPassCollator
-
-
-def collator_for(
-    forward: str,
-    predictor_ids: Sequence[int],
-    pad_token_id: int,
-    *,
-    row_multiple: int = 8,
-    max_row_length: int | None = None,
-    segmented: bool = False,
-    separate_targets: bool = False,
-    shuffle_targets: bool = False,
-    aligned_targets: bool = False,
-) -> Collator:
-    """The collator for a forward: ``packed``, ``inline`` or ``two_pass``.
-
-    Args:
-        row_multiple: `ForestCollator.pad_to_multiple_of`; all others are fields of `ForestCollator`.
-    """
-    ids = tuple(predictor_ids)
-    if forward == "two_pass":
-        return TwoPassCollator(
-            ids,
-            pad_token_id,
-            separate_targets=separate_targets,
-            shuffle_targets=shuffle_targets,
-            aligned_targets=aligned_targets,
-        )
-    return ForestCollator(
-        ids,
-        pad_token_id,
-        row_multiple,
-        max_row_length=max_row_length,
-        segmented=segmented,
-        inline=forward == "inline",
-        separate_targets=separate_targets,
-        shuffle_targets=shuffle_targets,
-        aligned_targets=aligned_targets,
-    )
 
 
 def segmented_cost(forest: Forest) -> float:

@@ -33,7 +33,7 @@ from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read, Segment, S
 
 # Length of a row whose attention costs as much as all its other computation. Measured on CPU for widths of 96 to 256
 # (docs/performance.md); for larger models it is greater, so longer rows, which save padding, become cheaper.
-DEFAULT_ATTENTION_LENGTH = 1024
+ATTENTION_LENGTH = 1024
 # Overhead of a call of the attention kernel, forward and backward in every layer, in tokens.
 CALL_COST = 5
 
@@ -268,23 +268,16 @@ def row_lengths(rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> list[i
     return [sum(lengths[index] for index in row) for row in rows]
 
 
-def rows_cost(
-    rows: Sequence[Sequence[int]], lengths: Sequence[int], attention_length: float
-) -> float:
-    """Cost of R rows padded to the longest one, T tokens: ``R * T * (1 + T / attention_length)``, in tokens."""
+def rows_cost(rows: Sequence[Sequence[int]], lengths: Sequence[int]) -> float:
+    """Cost of R rows padded to the longest one, T tokens: ``R * T * (1 + T / ATTENTION_LENGTH)``, in tokens."""
     width = max(row_lengths(rows, lengths))
-    return len(rows) * width * (1 + width / attention_length)
+    return len(rows) * width * (1 + width / ATTENTION_LENGTH)
 
 
-def plan_rows(
-    lengths: Sequence[int],
-    attention_length: float = DEFAULT_ATTENTION_LENGTH,
-    max_row_length: int | None = None,
-) -> list[list[int]]:
+def plan_rows(lengths: Sequence[int], max_row_length: int | None = None) -> list[list[int]]:
     """Choose the row length that makes a batch cheapest (`rows_cost`), and pack the batch with `best_fit`.
 
     Args:
-        attention_length: row length at which attention costs as much as all other computation.
         max_row_length: longest row to try; a longer forest still gets a row.
     """
     longest, total = max(lengths), sum(lengths)
@@ -294,20 +287,9 @@ def plan_rows(
         even = min(max(longest, -(-total // count)), limit)
         # Forests rarely fill an even split exactly, and a little more room often saves a row.
         capacities.update(min(limit, even + int(slack * longest)) for slack in _SLACKS)
-        # More rows do not help once a row is as short as the longest forest.
-        if even == longest:
-            break
-    cheapest, best = float("inf"), list[list[int]]()
-    for capacity in sorted(capacities):
-        # A lower bound: rows are at least as long as the longest forest, and of any two rows one is more than half full.
-        least = total * (1 + max(longest, capacity / 2) / attention_length)
-        if cheapest <= least:
-            break
-        rows = best_fit(lengths, capacity)
-        cost = rows_cost(rows, lengths, attention_length)
-        if cost < cheapest:
-            cheapest, best = cost, rows
-    return best
+    # Of equally cheap plans, the one with the shortest rows.
+    plans = [best_fit(lengths, capacity) for capacity in sorted(capacities)]
+    return min(plans, key=lambda rows: rows_cost(rows, lengths))
 
 
 def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[float, float]:
@@ -322,6 +304,6 @@ def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[fl
         length * (length / 2 if at == ISOLATED else lengths[0] + length)
         for length, at in zip(lengths, attached, strict=True)
     )
-    by_segment = scores / DEFAULT_ATTENTION_LENGTH
-    together = sum(lengths) ** 2 / DEFAULT_ATTENTION_LENGTH
+    by_segment = scores / ATTENTION_LENGTH
+    together = sum(lengths) ** 2 / ATTENTION_LENGTH
     return by_segment + CALL_COST * len(lengths), together + CALL_COST

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 from stepjepa.config.option import Names
 from stepjepa.data.types import Batch, Example, Span
 from stepjepa.errors import ConfigError, said
-from stepjepa.forest.collate import ForestCollator, collator_for
+from stepjepa.forest.collate import Collator, ForestCollator, TwoPassCollator
 from stepjepa.forest.layout import label_indices
 from stepjepa.losses.gather import world_size
 from stepjepa.modeling.extras import is_extra, trained_extras
@@ -400,11 +400,11 @@ class _Trial:
             raise ValueError("its gradient is not that of eager attention")
 
     def _batch(self, examples: list[Example], form: str, attention: str) -> Batch:
-        collator = collator_for(
-            form, self._ids, 0, row_multiple=row_multiple(attention, self._device.type)
-        )
-        if attention == SEGMENTS and isinstance(collator, ForestCollator):
-            return collator.in_one_row(examples).to(self._device)
+        multiple = row_multiple(attention, self._device.type)
+        collator: Collator = TwoPassCollator(self._ids, 0)
+        if form != "two_pass":
+            one_row, inline = attention == SEGMENTS, form == "inline"
+            collator = ForestCollator(self._ids, 0, multiple, one_row=one_row, inline=inline)
         return collator(examples).to(self._device)
 
 

@@ -18,7 +18,7 @@ from stepjepa.data.report import DataReport
 from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
-from stepjepa.forest.collate import collator_for
+from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.extras import (
     OtherEncoder,
     PredictorRows,
@@ -279,13 +279,22 @@ def make_collator(
 ) -> Collator:
     """The collator of a run."""
     objective = setup.objective
-    return collator_for(
-        setup.forward,
-        placed_predictors(setup.predictor_ids, options, len(objective.groups)),
+    ids = placed_predictors(setup.predictor_ids, options, len(objective.groups))
+    if setup.forward == "two_pass":
+        return TwoPassCollator(
+            ids,
+            pad_id,
+            separate_targets=objective.separate_targets,
+            shuffle_targets=objective.shuffle_targets,
+            aligned_targets=objective.aligned_targets,
+        )
+    return ForestCollator(
+        ids,
         pad_id,
-        row_multiple=row_multiple(attention, device),
+        row_multiple(attention, device),
         max_row_length=options.max_row_length,
         segmented=attention == SEGMENTS and options.max_row_length is None,
+        inline=setup.forward == "inline",
         separate_targets=objective.separate_targets,
         shuffle_targets=objective.shuffle_targets,
         aligned_targets=objective.aligned_targets,
