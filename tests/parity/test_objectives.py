@@ -228,7 +228,10 @@ def test_a_tube_is_the_weighted_mean_over_spans(tokenizer, case):
         with torch.no_grad():
             states = run_alone(run.model, example.trunk, layer=case.get("tube_layer"))
         for pair in example.pairs:
-            source, target = (sum(c * states[token] for _, token, c, _ in read.terms) for read in pair[:2])
+            source, target = (
+                sum(c * states[token : token + tokens].sum(0) for _, token, c, tokens in read.terms)
+                for read in pair[:2]
+            )
             cosine = torch.cosine_similarity(source, target, dim=0)
             distance = (source - target).norm() if run.options.jepa_loss == "l2" else 1 - cosine
             distances.append(torch.arccos(cosine) if run.options.tube_mode == "curvature" else distance)

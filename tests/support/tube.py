@@ -30,7 +30,12 @@ def tube_options(**values: Any) -> TubeOptions:
 
 def tube_of(pairs: Sequence[Pair]) -> Tube:
     def side(reads: Sequence[Read]) -> Side:
-        terms = [(term.token, term.coefficient, pair) for pair, read in enumerate(reads) for term in read.terms]
+        terms = [
+            (term.token + further, term.coefficient, pair)
+            for pair, read in enumerate(reads)
+            for term in read.terms
+            for further in range(term.tokens)
+        ]
         position, coefficient, pair = zip(*terms, strict=True) if terms else ((), (), ())
         return Side(np.array(position, np.int32), np.array(coefficient, np.float32), np.array(pair, np.int32))
 

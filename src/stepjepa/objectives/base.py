@@ -86,7 +86,7 @@ class Objective:
         makes_pairs: whether there is anything to compare.
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         aligned_targets: whether pair i gets target i of another example when targets are shuffled (see `shuffled_order`).
-        needs_steps: whether it needs the steps of the answers; before the options are known, whether it may need them.
+        needs_steps: whether it needs the steps of the answers.
         draws: whether `draw` changes anything.
         drafts: whether it defines `draft`.
         several_pairs: whether an example usually has several pairs.

@@ -58,7 +58,7 @@ Shapes: P pairs, D width.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -77,8 +77,6 @@ if TYPE_CHECKING:
 
     from stepjepa.data.encode import TokenChat
 
-Vector = Mapping[int, float]  # state -> coefficient
-_Vectors = list[tuple[Vector, Vector, float]]  # source, target and weight of each pair
 _GROUP = "semantic tube"
 
 
@@ -136,7 +134,7 @@ class SemanticTube(TrunkObjective):
 
     @property
     def needs_steps(self) -> bool:  # type: ignore[override]
-        return self.options is None or self.options.tube_sampler == "steps"
+        return self.options.tube_sampler == "steps"
 
     @property
     def brief(self) -> str:  # type: ignore[override]
@@ -255,7 +253,7 @@ class _Content(NamedTuple):
     def length(self) -> int:
         return self.user_length + self.a1 - self.a0
 
-    def path(self, *offsets: int) -> Vector:
+    def path(self, *offsets: int) -> tuple[Term, ...]:
         """``c(o_1) - c(o_0) + c(o_3) - c(o_2) + ..``; terms that cancel are left out."""
         # Every offset has a term in each message. For two offsets in the same message, the terms of the other one cancel.
         terms: dict[int, float] = defaultdict(float)
@@ -264,7 +262,7 @@ class _Content(NamedTuple):
             terms[self.u0 + min(offset, self.user_length)] += sign
             terms[self.a0 + max(offset - self.user_length, 0)] += sign
             sign = -sign
-        return {state: terms[state] for state in sorted(terms) if terms[state]}
+        return tuple(Term(TRUNK, state, terms[state]) for state in sorted(terms) if terms[state])
 
 
 def draw_pairs(
@@ -277,16 +275,12 @@ def draw_pairs(
             it, and displacements start at the state of token 0 itself.
 
     Returns:
-        The pairs. There are none for an empty user message or answer; for spans with fewer than two content tokens; for e2e
-        with a user message of only token 0; for curvature without two consecutive displacements (the published code
-        includes such an example in the mean with an angle of 0).
+        The pairs. There are none for a user message of only token 0, nor for curvature without two consecutive
+        displacements (the published code includes such an example in the mean with an angle of 0).
     """
-    if user.start >= user.stop or answer.start >= answer.stop:
-        return []
     content = _content(user, answer)
-    if (draws_spans(options) and content.length < 2) or (
-        options.tube_mode == "e2e" and not content.user_length
-    ):
+    # A user's message of only token 0 has no state before it, and so no displacement.
+    if not content.user_length:
         return []
     times = options.tube_times if draws_spans(options) else 0
     spans = [draw_span(content.length, options, rng) for _ in range(times)]
@@ -325,34 +319,33 @@ def pairs_of_spans(
     """
     content = _content(user, answer)
     n, user_length = content.length, content.user_length
-    path, adjustment = content.path, options.tube_length_adjustment
+    layer, adjustment = options.tube_layer, options.tube_length_adjustment
+
+    def path(*offsets: int) -> Read:
+        return Read(content.path(*offsets), layer)
+
     # By the first table at the top of this file.
-    vectors: _Vectors = []
+    pairs: list[Pair] = []
     if options.tube_mode == "curvature":
-        vectors = _curvature(content)
+        # Angles within each content; none crosses the gap. With the weight 1 / angles, the weighted mean over a batch is the
+        # mean over examples of their mean angle, as published.
+        angles = [*range(user_length - 1), *range(user_length, n - 1)]
+        pairs += [Pair(path(s, s + 1), path(s + 1, s + 2), 1 / len(angles)) for s in angles]
     elif options.tube_mode == "mean":
-        vectors.append((_mean(user), _mean(answer), 1.0))
+        means = [Read.mean(TRUNK, view)._replace(layer=layer) for view in (user, answer)]
+        pairs.append(Pair(*means))
     elif options.tube_mode == "e2e":
         weight = length_weight(n - user_length, user_length, adjustment)
-        vectors.append((path(0, user_length), path(user_length, n), weight))
+        pairs.append(Pair(path(0, user_length), path(user_length, n), weight))
     elif options.tube_mode == "three_index":
         for s, r, t in spans:
             weight = length_weight(t - r, r - s, adjustment)
-            vectors.append((path(r, t), path(s, r), weight))
+            pairs.append(Pair(path(r, t), path(s, r), weight))
     else:
         for s, t in spans:
             weight = length_weight(n - (t - s), t - s, adjustment)
-            vectors.append((path(0, s, t, n), path(s, t), weight))
-    layer = options.tube_layer
-    return [
-        Pair(_read(source, layer), _read(target, layer), weight)
-        for source, target, weight in vectors
-    ]
-
-
-def _read(vector: Vector, layer: int | None) -> Read:
-    terms = [Term(TRUNK, state, coefficient) for state, coefficient in vector.items()]
-    return Read(tuple(terms), layer)
+            pairs.append(Pair(path(0, s, t, n), path(s, t), weight))
+    return pairs
 
 
 def length_weight(source_length: int, target_length: int, adjustment: str) -> float:
@@ -412,21 +405,3 @@ def draw_span(n: int, options: TubeOptions, rng: np.random.Generator) -> tuple[i
     if three_index:
         return s, int(rng.integers(s + 1, t)), t
     return s, t
-
-
-def _mean(span: Span) -> Vector:
-    return dict.fromkeys(range(*span), 1 / (span.stop - span.start))
-
-
-def _curvature(content: _Content) -> _Vectors:
-    """Consecutive first differences within each content; none crosses the gap.
-
-    With the weight 1 / angles, the weighted mean over a batch is the mean over examples of their mean angle, as published.
-    """
-    angles = [*range(content.u0, content.u1 - 1), *range(content.a0, content.a1 - 1)]
-    vectors: _Vectors = []
-    for i in angles:
-        before = {i: -1.0, i + 1: 1.0}
-        after = {i + 1: -1.0, i + 2: 1.0}
-        vectors.append((before, after, 1 / len(angles)))
-    return vectors
