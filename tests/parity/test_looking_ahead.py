@@ -235,7 +235,7 @@ NO_KL = {**LATENT, "latent_kl": 0.0, "latent_horizon": 2}
 @pytest.mark.parametrize("chunked", [False, True])
 def test_flops_are_those_that_torch_counts(tokenizer, options, chunked, monkeypatch):
     if chunked:
-        monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 50 * len(tokenizer),))
+        monkeypatch.setattr(lm, "MAX_LOGITS_BYTES", 4 * 50 * len(tokenizer))
     # Whose LM loss has no kernel that goes uncounted.
     run = prepare(tokenizer, {"model": "granite_scaled_logits", **options})
     assert_flops(run, run.collator()(run.examples))

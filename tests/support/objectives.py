@@ -187,7 +187,7 @@ def layouts(run: Run, monkeypatch: Any, order: int = 1, tensors: int = 1) -> Ite
     yield "several rows", run.collator(max_row_length=150)(run.examples)
     yield "segments", in_one_row(run.collator())(run.examples)
     yield "two_pass", run.collator("two_pass")(run.examples)
-    monkeypatch.setattr(lm.chunk_rows, "__defaults__", (4 * 7 * tensors * run.setup.vocabulary,))
+    monkeypatch.setattr(lm, "MAX_LOGITS_BYTES", 4 * 7 * tensors * run.setup.vocabulary)
     yield "in chunks", run.collator()(run.examples[::order])
 
 

@@ -29,22 +29,20 @@ def linear_cross_entropy_sum(
     bias_V: Tensor | None = None,
     scale: float = 1.0,
     softcap: float | None = None,
-    max_logits_bytes: int = MAX_LOGITS_BYTES,
+    rows: int | None = None,
     token_sums: bool = False,
 ) -> Tensor:
     """Summed cross-entropy of ``softcap(scale * (hidden @ weight.T + bias))`` against the labels.
 
-    Logits that fit into `max_logits_bytes` are computed at once. Otherwise they are computed in chunks: by
-    ``torch.nn.functional.linear_cross_entropy`` if torch has it and the head is a plain float32 matrix outside autocast,
-    else by `chunked_cross_entropy_sum`, which recomputes the chunks in the backward pass.
+    If the states are more than `rows`, their logits are computed in chunks, and again in the backward pass.
 
     Args:
         hidden_ND: (N, D) states that predict.
         weight_VD, bias_V: output embedding.
         labels_N: (N,) int64.
         scale, softcap: see `scaled_logits`.
-        max_logits_bytes: bound on the float32 logits in memory at once.
-        token_sums: see `chunked_cross_entropy_sum`, which is used if this is set.
+        rows: positions whose logits are in memory at once; None for `chunk_rows`.
+        token_sums: see `chunked_cross_entropy_sum`.
 
     Returns:
         () float32, or (3,) with `token_sums`.
@@ -53,30 +51,13 @@ def linear_cross_entropy_sum(
     def head(chunk_CD: Tensor) -> Tensor:
         return scaled_logits(F.linear(chunk_CD, weight_VD, bias_V), scale, softcap)
 
-    rows = chunk_rows(weight_VD.shape[0], max_logits_bytes)
-    plain = (
-        bias_V is None
-        and scale == 1.0
-        and softcap is None
-        and hidden_ND.dtype == weight_VD.dtype == torch.float32
-    )
-    kernel = None if token_sums else getattr(F, "linear_cross_entropy", None)
-    if (
-        hidden_ND.shape[0] > rows
-        and plain
-        and kernel
-        and not torch.is_autocast_enabled(hidden_ND.device.type)
-    ):
-        from torch.nn import LinearCrossEntropyOptions
-
-        options = LinearCrossEntropyOptions(batch_chunk_size=rows)
-        return kernel(hidden_ND, weight_VD, labels_N, reduction="sum", options=options)
+    rows = rows or chunk_rows(weight_VD.shape[0])
     return chunked_cross_entropy_sum(head, hidden_ND, labels_N, rows, token_sums)
 
 
-def chunk_rows(vocabulary: int, max_logits_bytes: int = MAX_LOGITS_BYTES) -> int:
-    """Rows of float32 logits that fit into `max_logits_bytes`, at least 1."""
-    return max(1, max_logits_bytes // (4 * vocabulary))
+def chunk_rows(vocabulary: int) -> int:
+    """Rows of float32 logits that fit into `MAX_LOGITS_BYTES`, at least 1."""
+    return max(1, MAX_LOGITS_BYTES // (4 * vocabulary))
 
 
 def chunked_cross_entropy_sum(

@@ -253,14 +253,13 @@ class OutputHead:
         rows = rows or chunk_rows(self.vocabulary)
         if self.plain and not self.own:
             module: Any = model.get_output_embeddings()
-            limit = 4 * self.vocabulary * rows
 
             def loss(states_ND: Tensor) -> Tensor:
                 weight = module.weight[: self.vocabulary]
                 bias = getattr(plain_module(module), "bias", None)
                 bias = None if bias is None else bias[: self.vocabulary]
                 return linear_cross_entropy_sum(
-                    states_ND, weight, labels_N, bias, self.scale, self.softcap, limit, token_sums
+                    states_ND, weight, labels_N, bias, self.scale, self.softcap, rows, token_sums
                 )
 
             if not is_sharded(plain_module(module).weight):
