@@ -37,7 +37,7 @@ PER_PAIR = {
     "infonce_fixed_targets": lambda source, target: infonce_loss(source, target.detach(), 0.2),
 }
 REGULARIZERS = {
-    "vicreg": lambda source, target: vicreg_regularizer(source, target, 2.0, 0.5),
+    "vicreg": lambda source, target: vicreg_regularizer(source, target, 0.5),
     "sigreg": lambda source, target: sigreg_regularizer(source, target, DIRECTIONS),
 }
 LOSSES = {**PER_PAIR, **REGULARIZERS}

@@ -49,18 +49,14 @@ def mse_loss(source_PD: Tensor, target_PD: Tensor) -> Tensor:
     return (source_PD.float() - target_PD.float()).square().mean(dim=-1)
 
 
-def smooth_l1_loss(source_PD: Tensor, target_PD: Tensor, beta: float = 1.0) -> Tensor:
-    """``mean_d h(u_id - v_id)``, (P,) float32; ``h(x) = x^2 / (2 beta)`` where ``|x| < beta``, else ``|x| - beta / 2``.
+def smooth_l1_loss(source_PD: Tensor, target_PD: Tensor) -> Tensor:
+    """``mean_d h(u_id - v_id)``, (P,) float32; ``h(x) = x^2 / 2`` where ``|x| < 1``, else ``|x| - 1 / 2``.
 
     States of language models have a few dimensions that are many times larger than the rest; here none pulls harder than
-    ``1 / D``. With beta 1 it is Fast R-CNN's (arXiv:1504.08083, Eq. 3); data2vec regresses hidden states with it
-    (arXiv:2202.03555, Section 3.4). Differences that are all smaller than beta give `mse_loss` divided by ``2 beta``.
-
-    Args:
-        beta: where the square turns into the absolute value, in units of the states; 0 gives the absolute error.
+    ``1 / D``. It is Fast R-CNN's (arXiv:1504.08083, Eq. 3); data2vec regresses hidden states with it (arXiv:2202.03555,
+    Section 3.4). Differences that are all smaller than 1 give half of `mse_loss`.
     """
-    source_PD, target_PD = source_PD.float(), target_PD.float()
-    error_PD = F.smooth_l1_loss(source_PD, target_PD, reduction="none", beta=beta)
+    error_PD = F.smooth_l1_loss(source_PD.float(), target_PD.float(), reduction="none")
     return error_PD.mean(dim=-1)
 
 

@@ -21,23 +21,23 @@ from stepjepa.losses.gather import gather_rows, sum_over_ranks
 # Points and upper end of SIGReg's integral.
 KNOTS = 17
 BOUND = 3.0
+# Keeps the gradient of the standard deviation finite at collapse.
+EPSILON = 1e-4
 
 
-def variance_loss(rows_QD: Tensor, floor: float = 1.0, eps: float = 1e-4) -> Tensor:
-    """``mean_d max(0, floor - sqrt(Var_d + eps))`` with the unbiased variance over rows (Eq. 1 and 2).
+def variance_loss(rows_QD: Tensor) -> Tensor:
+    """``mean_d max(0, 1 - sqrt(Var_d + EPSILON))`` with the unbiased variance over rows (Eq. 1 and 2).
 
     Args:
         rows_QD: (Q, D) floating point, the rows of all processes.
-        floor: a dimension with at least this standard deviation costs nothing.
-        eps: keeps the gradient of the root finite at collapse.
 
     Returns:
-        () float32 in [0, floor); 0 for fewer than two rows, but still connected to them.
+        () float32 in [0, 1); 0 for fewer than two rows, but still connected to them.
     """
     if rows_QD.shape[0] < 2:
         return _connected_zero(rows_QD)
-    deviation_D = (rows_QD.float().var(dim=0) + eps).sqrt()
-    return (floor - deviation_D).clamp(min=0).mean()
+    deviation_D = (rows_QD.float().var(dim=0) + EPSILON).sqrt()
+    return (1 - deviation_D).clamp(min=0).mean()
 
 
 def covariance_loss(rows_QD: Tensor) -> Tensor:
@@ -63,19 +63,14 @@ def covariance_loss(rows_QD: Tensor) -> Tensor:
     return 2 * upper_DD.square().sum() / width
 
 
-def vicreg_regularizer(
-    source_PD: Tensor,
-    target_PD: Tensor,
-    variance_weight: float,
-    covariance_weight: float,
-) -> Tensor:
-    """``mu [v(U) + v(V)] + nu [c(U) + c(V)]``, Eq. 6 without its distance, over the rows of all processes.
+def vicreg_regularizer(source_PD: Tensor, target_PD: Tensor, covariance_weight: float) -> Tensor:
+    """``v(U) + v(V) + nu [c(U) + c(V)]``, Eq. 6 without its distance and with mu = 1, over the rows of all processes.
 
-    The value is the same on every process; see `gather` for its weight. A term with weight 0 is not computed.
+    The value is the same on every process; see `gather` for its weight. With nu = 0, the covariance is not computed.
 
     Args:
         source_PD, target_PD: (P, D) floating point; P may be 0 here and differ between processes.
-        variance_weight, covariance_weight: mu and nu.
+        covariance_weight: nu.
 
     Returns:
         () float32; 0, still connected, if all processes together have fewer than two pairs.
@@ -84,8 +79,7 @@ def vicreg_regularizer(
     joined_QE, _ = gather_rows(torch.cat([source_PD.float(), target_PD.float()], dim=-1))
     loss = _connected_zero(joined_QE)
     for rows_QD in joined_QE.chunk(2, dim=-1):
-        if variance_weight:
-            loss = loss + variance_weight * variance_loss(rows_QD)
+        loss = loss + variance_loss(rows_QD)
         if covariance_weight:
             loss = loss + covariance_weight * covariance_loss(rows_QD)
     return loss
@@ -128,14 +122,14 @@ def sigreg_regularizer(source_PD: Tensor, target_PD: Tensor, directions_DK: Tens
     return epps_pulley(torch.cat(sides, dim=-1)).mean()
 
 
-def epps_pulley(values_NK: Tensor, knots: int = KNOTS, bound: float = BOUND) -> Tensor:
+def epps_pulley(values_NK: Tensor) -> Tensor:
     """Distance between each column's characteristic function and the standard normal one (LeJEPA, Section 4.2).
 
     ``N * sum_q w_q [(mean_n cos(t_q y_n) - exp(-t_q^2 / 2))^2 + (mean_n sin(t_q y_n))^2]``, N and the means over the rows of
-    all processes; t_q are `knots` evenly spaced points from 0 to `bound`, w_q the trapezoid rule's weights times
+    all processes; t_q are `KNOTS` evenly spaced points from 0 to `BOUND`, w_q the trapezoid rule's weights times
     ``exp(-t_q^2 / 2)``.
 
-    The integrand is even, so this is half the integral over [-bound, bound]: a published weight that refers to the
+    The integrand is even, so this is half the integral over [-BOUND, BOUND]: a published weight that refers to the
     latter must be doubled here. For a standard normal sample of any size the expectation is ``sum_q w_q (1 - exp(-t_q^2))``,
     about 0.53; for other distributions it grows with N.
 
@@ -143,19 +137,17 @@ def epps_pulley(values_NK: Tensor, knots: int = KNOTS, bound: float = BOUND) -> 
 
     Args:
         values_NK: (N, K) float32, K samples next to each other.
-        knots: points of the integral, at least 2.
-        bound: upper end of the integral.
 
     Returns:
         (K,) float32, at least 0.
     """
     device = values_NK.device
-    knots_T = torch.linspace(0.0, bound, knots, device=device)
-    step = bound / (knots - 1)
+    knots_T = torch.linspace(0.0, BOUND, KNOTS, device=device)
+    step = BOUND / (KNOTS - 1)
     normal_T = torch.exp(-knots_T.square() / 2)
     weights_T = step * normal_T
     # The trapezoid rule gives the two ends half weight.
-    weights_T[:: knots - 1] /= 2
+    weights_T[:: KNOTS - 1] /= 2
 
     # Processes with unequal numbers of rows can add sums, but not means.
     phases_NKT = values_NK[..., None] * knots_T

@@ -455,7 +455,7 @@ class Objective:
 
         options = self.options
         if options.regularizer == "vicreg":
-            value = vicreg_regularizer(source_PD, target_PD, 1.0, options.vicreg_covariance)
+            value = vicreg_regularizer(source_PD, target_PD, options.vicreg_covariance)
         else:
             directions = random_directions(
                 source_PD.shape[1], options.sigreg_directions, step, source_PD.device
