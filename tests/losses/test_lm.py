@@ -64,14 +64,15 @@ def mebibytes(name):
 
 
 def test_memory_stays_bounded():
-    """2,048 labels and 32,000 entries are 250 MiB of logits; 131 positions at a time are 16 MiB."""
+    """2,048 labels and 32,000 entries are 250 MiB of logits; 65 positions at a time are 8 MiB."""
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins again at what is used now
     except OSError:
         pytest.skip("this system does not count peaks anew")
     hidden, weight = torch.randn(2048, 16, requires_grad=True), torch.randn(32000, 16, requires_grad=True)
     labels, grown = torch.randint(0, 32000, (2048,)), []
-    for rows in (131, 2048):
+    linear_cross_entropy_sum(hidden, weight, labels, rows=1024).backward()  # the first call imports torch's modules
+    for rows in (65, 2048):
         before = mebibytes("VmRSS")
         linear_cross_entropy_sum(hidden, weight, labels, rows=rows).backward()
         grown.append(mebibytes("VmHWM") - before)

@@ -174,7 +174,7 @@ class _Collection:
             settled = read_record(trained).steps.splitter
             if settled and self._method.step_splitter == "auto":
                 self._splitter = make_splitter(settled, self._method.step_separator)
-        if objective_of(self._method).sampled:
+        if objective_of(self._method).draws:
             bar.say(
                 f"note     --{_NAME.step_pairs} random: all pairs are read; training samples one per example and epoch"
             )

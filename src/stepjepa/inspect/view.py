@@ -292,7 +292,7 @@ def shown_row(
 def _examples_before(rows: RowSource, number: int, encoder: RowEncoder, method: JEPAOptions) -> int:
     """The number of examples that training makes of the rows before row `number`; the sampling of a row depends on it."""
     # Encoding all earlier rows takes long, so it is skipped if nothing is sampled.
-    if number == 0 or not (objective_of(method).sampled or method.jepa_ratio < 1):
+    if number == 0 or not (objective_of(method).draws or method.jepa_ratio < 1):
         return 0
     before = [row for _, row in islice(rows, number)]
     try:
@@ -317,7 +317,7 @@ def _notes(
     elif pairs and not sampled.pairs:
         too_short = f"no pair: the contents are too short for {method.objective}"
         yield f"{too_short}; the row is used for plain language modelling only"
-    elif pairs and objective.sampled:
+    elif pairs and objective.draws:
         yield f"{counted(len(sampled.pairs), 'pair')}, sampled for {epoch}"
     if method.forward == "two_pass":
         yield "forward two_pass: in training, every segment is a separate row, after the part of the trunk that it sees"

@@ -24,7 +24,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from stepjepa.data.types import LM, Batch, ForestOutput, LossPart, Rows, StateReads
 from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
-from stepjepa.losses.gather import gather_rows
 from stepjepa.modeling.extras import encoding_model, trained_extras, with_predictors
 from stepjepa.modeling.masks import AttentionMask, attention_masks, heeds_window
 from stepjepa.modeling.parts import (
@@ -62,7 +61,6 @@ def loss_view(model: PreTrainedModel, vocabulary: int) -> ModelView:
         vocabulary,
         model.get_input_embeddings(),
         logits,
-        gather_rows,
     )
 
 

@@ -10,9 +10,7 @@ Shapes: P pairs, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import is_dataclass
-from functools import cache
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -64,14 +62,12 @@ class ModelView(NamedTuple):
         vocabulary: V, entries of the LM softmax.
         embed: (N, D) input embeddings of token ids (N,).
         logits: (N, V) logits of last hidden states (N, D); with `detach` the weights of the output head get no gradient.
-        gather: the rows (P, D) of all processes, with gradient, and the index of this process's first row (`losses.gather`).
     """
 
     modules: nn.Module | None
     vocabulary: int
     embed: Callable[[Tensor], Tensor]
     logits: Callable[..., Tensor]
-    gather: Callable[[Tensor], tuple[Tensor, int]]
 
 
 class Objective:
@@ -87,7 +83,7 @@ class Objective:
         takes_text: whether it also trains on plain text (`pairs_of_text`).
         aligned_targets: whether pair i gets target i of another example when targets are shuffled (see `shuffled_order`).
         needs_steps: whether it needs the steps of the answers.
-        draws: whether `draw` changes anything.
+        draws: whether `draw` gives an example other pairs from epoch to epoch.
         drafts: whether it defines `draft`.
         several_pairs: whether an example usually has several pairs.
         groups: the numbers of its groups of K predictor tokens, as in the tokens' names; predictor heads, if any, are per
@@ -216,10 +212,6 @@ class Objective:
         """Whether it can have predictor tokens."""
         return PredictorOptions in self.reads
 
-    def notes(self, given: Collection[str]) -> list[str]:
-        """Lines to print before a run; `given` are the names of the options that the user set."""
-        return []
-
     @property
     def about(self) -> tuple[str, ...]:
         """Its own options, each as ``name value``."""
@@ -238,11 +230,6 @@ class Objective:
     def draws(self) -> bool:
         """See the class."""
         return self.mask_ratio > 0
-
-    @property
-    def sampled(self) -> bool:
-        """Whether the pairs of an example differ from epoch to epoch."""
-        return self.draws
 
     @property
     def predictors(self) -> int:
@@ -470,8 +457,6 @@ class TrunkObjective(Objective):
     reads = (PairOptions, LossOptions)
     predictors = 0
     separate_targets = False
-    # `draw` creates the pairs, even if they are the same in every epoch: stored examples have spans, not one pair per token.
-    draws = True
     unread = frozenset({_NAME.predictors, _NAME.target_encoder})
 
 
@@ -484,7 +469,6 @@ class LookAhead(TrunkObjective):
 
     takes_text = True
     several_pairs = True
-    sampled = False
     aligned_targets = True
     sources: int | None = None
     unread = TrunkObjective.unread | {_NAME.predictor_head}
@@ -550,37 +534,31 @@ def find_objective(name: str | Objective) -> type[Objective]:
 def find_distance(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     """The distance function of ``--jepa_loss``, except ``infonce``: two tensors (P, D) to (P,).
 
-    A user's function is tried on two pairs.
+    Raises:
+        ConfigError: the name is unknown.
+    """
+    from stepjepa.losses.distances import DISTANCES
+
+    return DISTANCES.get(name) or load_named(name, "jepa_loss", LOSSES)  # type: ignore[return-value]
+
+
+def check_distance(name: str) -> None:
+    """Try a user's function for ``--jepa_loss`` on two pairs.
 
     Raises:
         ConfigError: the name is unknown, or the function does not return one number per pair.
     """
-    from stepjepa.losses.distances import DISTANCES
-
-    if name in DISTANCES:
-        return DISTANCES[name]
-    function: Any = load_named(name, "jepa_loss", LOSSES)
-    problem = _distance_problem(function)
-    if problem:
-        raise ConfigError(
-            f"jepa_loss {name}: must return one number per pair, (P,), for states (P, D); {problem}"
-        )
-    return function  # type: ignore[no-any-return]
-
-
-# Cached because every micro-batch looks up its distance.
-@cache
-def _distance_problem(function: Any) -> str:
-    """What is wrong with a user's function for ``--jepa_loss``; empty if it works."""
     import torch
 
+    function = find_distance(name)
     try:
-        losses_P = function(torch.ones(2, 8), torch.eye(2, 8))
+        shape: object = tuple(function(torch.ones(2, 8), torch.eye(2, 8)).shape)
     except Exception as error:
-        return f"it fails: {said(error)}"
-    if not isinstance(losses_P, torch.Tensor) or losses_P.shape != (2,):
-        return f"for (2, 8) it returns {tuple(losses_P.shape) if isinstance(losses_P, torch.Tensor) else losses_P!r}"
-    return ""
+        shape = said(error)
+    if shape != (2,):
+        raise ConfigError(
+            f"jepa_loss {name}: must return one number per pair, (P,), for states (P, D); for (2, 8): {shape}"
+        )
 
 
 def is_built_in(cls: type) -> bool:
@@ -611,18 +589,8 @@ def own_options(name: str) -> type | None:
 
 
 def options_with_defaults(cls: type[Objective]) -> dict[str, Option]:
-    """The options of an objective's `Options` by name.
-
-    Raises:
-        ConfigError: `Options` is not a dataclass.
-    """
-    if cls.Options is None:
-        return {}
-    if not (isinstance(cls.Options, type) and is_dataclass(cls.Options)):
-        raise ConfigError(
-            f"{cls.__qualname__}.Options is not a dataclass; decorate it with @dataclass"
-        )
-    return options_of(cls.Options)
+    """The options of an objective's `Options` by name."""
+    return {} if cls.Options is None else options_of(cls.Options)
 
 
 def idle_options(objective: Objective) -> frozenset[str]:

@@ -12,7 +12,6 @@ template puts around a single message, and the predictors are at the end or at t
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -97,13 +96,6 @@ class LLMJEPA(Objective):
     forwards = ("packed", "two_pass", "inline")
     defaults = Defaults(predictor_order="descending")
     Options = LLMJEPAOptions
-
-    def notes(self, given: Collection[str]) -> list[str]:
-        if _NAME.last_token not in given or _NAME.views in given:
-            return []
-        return [
-            f"--{_NAME.last_token}: views are read in context; the published form is --{_NAME.views} standalone"
-        ]
 
     @property
     def brief(self) -> str:  # type: ignore[override]

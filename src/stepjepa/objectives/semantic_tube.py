@@ -170,7 +170,7 @@ class SemanticTube(TrunkObjective):
         unread = set(super().unread)
         if not draws_spans(self.options):
             unread |= {_NAME.tube_sampler, _NAME.tube_length_adjustment}
-        if not self.sampled:
+        if not self.draws:
             unread |= {_NAME.tube_max_length, _NAME.tube_times}
         # In mode curvature, the turning angle is the loss itself.
         if self.options.tube_mode == "curvature":
@@ -182,7 +182,7 @@ class SemanticTube(TrunkObjective):
         return self.options.tube_layer
 
     @property
-    def sampled(self) -> bool:
+    def draws(self) -> bool:
         return draws_spans(self.options) and not self.needs_steps
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:

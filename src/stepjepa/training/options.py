@@ -27,7 +27,7 @@ from stepjepa.modeling.options import RUN, LoRAOptions, ModelOptions
 from stepjepa.objectives.base import (
     OBJECTIVES,
     Objective,
-    find_distance,
+    check_distance,
     find_objective,
     idle_options,
     is_built_in,
@@ -199,7 +199,7 @@ class JEPAOptions(
                 setattr(self, name, value)
         check_fields(self, JEPAOptions)
         if self.jepa_loss and self.jepa_loss not in LOSSES:
-            find_distance(self.jepa_loss)
+            check_distance(self.jepa_loss)
         for topic in topics:
             if "check" in vars(topic):
                 topic.check(self)

@@ -335,7 +335,7 @@ def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
 def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> list[str]:
     """Lines to print before a run; `given` are the names of the options that the user set."""
     objective = objective_of(options)
-    lines = objective.notes(given)
+    lines: list[str] = []
     if run.additive_mask:
         lines.append(
             f"--{_NAME.additive_mask} is not needed: the packed forward computes the same numbers in one row"

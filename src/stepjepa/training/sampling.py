@@ -57,8 +57,6 @@ class ExampleDraw:
             return example
         if not keeps_pairs(self.seed, epoch, row, self.jepa_ratio, source):
             return example.plain()
-        if not self.objective.draws:
-            return example
         return self.objective.draw(
             example, generator(self.seed, epoch, row, self.objective.stream, source)
         )
