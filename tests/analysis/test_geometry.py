@@ -43,7 +43,7 @@ def test_pairs_by_hand(block, monkeypatch):
     aligned, others = [1.0, 1.0, -0.6], [0.0, 0.6, 0.0, 0.8, -1.0, 0.0]
     pooled = math.sqrt((np.var(aligned, ddof=1) + np.var(others)) / 2)
     expected = {
-        "n": 3, "aligned_mean": 1.4 / 3, "aligned_sd": np.std(aligned, ddof=1), "shuffled_mean": 0.4 / 6,
+        "aligned_mean": 1.4 / 3, "aligned_sd": np.std(aligned, ddof=1), "shuffled_mean": 0.4 / 6,
         "shuffled_sd": np.std(others), "gap": 0.4, "d_prime": 0.4 / pooled, "retrieval_at_1": 2 / 3,
         "mrr": (1 + 1 + 1 / 2) / 3, "chance_at_1": 1 / 3, "chance_mrr": (1 + 1 / 2 + 1 / 3) / 3,
     }  # fmt: skip
@@ -81,15 +81,13 @@ def test_a_gap_without_spread_has_no_d_prime():
 
 
 def test_singular_values_and_their_rank():
-    """Against SciPy and, centred, scikit-learn. Shares 3/4 and 1/4: entropy .5623, exp 1.7548; the rank is the log's."""
+    """Against SciPy. Shares 3/4 and 1/4: entropy .5623, exp 1.7548; the rank is the log's."""
     import torch
 
     from stepjepa.training.metrics import collapse_signs as logged
 
     rows = states(60, 12, cone=3.0)
     assert singular_values(rows) == pytest.approx(linalg.svdvals(rows.astype(np.float64)))
-    pca = pytest.importorskip("sklearn.decomposition").PCA().fit(rows.astype(np.float64))
-    assert singular_values(rows, center=True) == pytest.approx(pca.singular_values_)
     for values, rank in (([2.0] * 4, 4.0), ([5.0, 0.0, 0.0], 1.0), ([3.0, 1.0], 1.7548), ([0.0] * 3, 0.0)):
         assert effective_rank(np.array(values)) == pytest.approx(rank, abs=1e-4)
     in_log = logged([torch.tensor(rows)])["effective_rank"]
@@ -100,8 +98,8 @@ def test_a_map_agrees_with_scikit_learn():
     model = pytest.importorskip("sklearn.linear_model").LinearRegression(fit_intercept=False)
     source = normal(80, 6) + 2
     target = source @ normal(6, 4, seed=1) + 3 + normal(80, 4, seed=2)
-    found = linear_map(source, target, seed=5)
-    order = np.random.default_rng(5).permutation(80)
+    found = linear_map(source, target)
+    order = np.random.default_rng(0).permutation(80)
     train, test = order[16:], order[:16]
     model.fit(source[train], target[train])
 
@@ -111,7 +109,6 @@ def test_a_map_agrees_with_scikit_learn():
     held, mean_error = error(model.predict(source[test]), test), error(target[train].mean(axis=0), test)
     assert (found.train_rows, found.train_error) == (64, pytest.approx(error(model.predict(source[train]), train)))
     assert found.test_r2 == pytest.approx(1 - (held / mean_error) ** 2)
-    assert linear_map(source, target) != found
 
 
 def test_maps_at_their_ends():
@@ -141,7 +138,6 @@ def test_the_numbers_are_those_of_the_functions():
     assert (numbers.n, numbers.width) == (N, D)
     assert numbers.pairs == pair_numbers(source, target)
     assert numbers.source.effective_rank == effective_rank(singular_values(unit_rows(source)))
-    assert numbers.source.effective_rank_centred == effective_rank(singular_values(source, center=True))
     off = (unit_rows(source) @ unit_rows(source).T)[~np.eye(N, dtype=bool)]
     assert numbers.source.pairwise_cosine == pytest.approx(off.mean())
     assert numbers.difference_top_100 == pytest.approx(singular_values(source.astype(np.float64) - target).mean())

@@ -9,7 +9,6 @@ import torch
 from stepjepa.analysis.prediction import prediction_errors, walks_of
 from stepjepa.analysis.states import Walks, every_step, read_pairs, read_states
 from stepjepa.data.sources import RowSource
-from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.training.datasets import make_renderer, settings_for
 from stepjepa.training.options import JEPAOptions
 from support.models import tiny_model
@@ -61,7 +60,7 @@ def test_walks_are_the_trunks_own_states(tokenizer, objective):
     settings = settings_for(rows, method)
     examples, places = walks_of(read_pairs(rows, tokenizer, make_renderer(tokenizer, method), settings))
     model = tiny_model("llama", vocab_size=len(tokenizer))
-    walks = Walks(read_states(model, "m", TwoPassCollator((), 0), examples)[0, 0], places)
+    walks = Walks(read_states(model, "m", examples)[0, 0], places)
     expected, numbers = [], []
     for number, row in enumerate(step_rows(6)):
         text = tokenizer.apply_chat_template(row["messages"], tokenize=False)

@@ -18,9 +18,9 @@ from stepjepa.analysis.states import (
     FINAL,
     States,
     check_alike,
-    collect_states,
     layers_of,
     read_pairs,
+    read_states,
     save_states,
 )
 from stepjepa.data.sources import RowSource
@@ -47,6 +47,11 @@ STEPS = [
 def read(tokenizer, rows, objective="llm_jepa", max_rows=None, **options):
     settings = settings_of(objective, **options)
     return read_pairs(RowSource(rows), tokenizer, ChatRenderer(tokenizer), settings, max_rows)
+
+
+def collected(model, pairs, layers=None, **options):
+    chosen = layers_of(model, layers)
+    return States("m", pairs.file, chosen, pairs.rows, *read_states(model, "m", pairs.examples, chosen, **options))
 
 
 def by_hand(model, ids, first):
@@ -90,7 +95,7 @@ def test_views_of_both_kinds(model, bpe_tokenizer, views, count):
         tokenizer.add_tokens(predictor_names(count), special_tokens=True)
         predictors = add_to_vocabulary(model, count, seed=3)[::-1]
     pairs = read(tokenizer, CHATS, views=views, predictors=count)
-    states = collect_states(model, "m", pairs, predictor_ids=predictors, batch_size=2)
+    states = collected(model, pairs, predictor_ids=predictors, batch_size=2)
     assert states.rows.tolist() == [0, 1, 2]
     for number, (question, answer) in enumerate(QUESTIONS):
         start = ids_of(tokenizer, f"<|im_start|>user\n{question}")
@@ -116,11 +121,11 @@ def test_layers_batches_and_hooks(model, bpe_tokenizer):
     """Some layers are those of all; the batch size changes nothing; the model is left as it was."""
     pairs, done = read(bpe_tokenizer, CHATS), []
     model.train()
-    every = collect_states(model, "m", pairs)
-    some = collect_states(model, "m", pairs, layers=[FINAL, 1, 1])
+    every = collected(model, pairs)
+    some = collected(model, pairs, layers=[FINAL, 1, 1])
     assert some.layers == (FINAL, 1)
     assert np.array_equal(some.source, every.source[[3, 1]]) and np.array_equal(some.target, every.target[[3, 1]])
-    one = collect_states(model, "m", pairs, batch_size=1, advance=done.append)
+    one = collected(model, pairs, batch_size=1, advance=done.append)
     assert done == [1, 1, 1]
     np.testing.assert_allclose(one.source, every.source, atol=1e-5)
     np.testing.assert_allclose(one.target, every.target, atol=1e-5)
@@ -141,14 +146,14 @@ def test_layers_without_a_known_name(bpe_tokenizer):
     opt = OPTForCausalLM(config).eval()
     with pytest.raises(ConfigError, match="OPTForCausalLM: its layers have no known name; .*--layers -1"):
         layers_of(opt)
-    assert collect_states(opt, "m", read(bpe_tokenizer, CHATS), layers=[FINAL]).source.shape == (1, 3, 16)
+    assert collected(opt, read(bpe_tokenizer, CHATS), layers=[FINAL]).source.shape == (1, 3, 16)
 
 
 def test_states_that_are_not_finite_and_too_few_pairs(model, bpe_tokenizer):
     with torch.no_grad():
         final_norm(model).weight[0] = float("nan")
     with pytest.raises(DataError, match="m: some states are not finite; the weights are broken"):
-        collect_states(model, "m", read(bpe_tokenizer, CHATS))
+        collected(model, read(bpe_tokenizer, CHATS))
     with pytest.raises(DataError, match="1 pair for llm_jepa; at least two are needed"):
         read(bpe_tokenizer, CHATS[:1])
     with pytest.raises(DataError, match="0 pairs for step_jepa.* 3 the answer has fewer than two steps"):

@@ -52,7 +52,6 @@ class PairNumbers:
         chance_at_1, chance_mrr: expected values for random states.
     """
 
-    n: int
     aligned_mean: float
     aligned_sd: float
     shuffled_mean: float
@@ -72,12 +71,10 @@ class ViewNumbers:
     Attributes:
         pairwise_cosine: mean cosine between two different rows.
         effective_rank: effective rank of the rows, scaled to unit length but not centred, as in the training log.
-        effective_rank_centred: effective rank of the rows minus their mean.
     """
 
     pairwise_cosine: float
     effective_rank: float
-    effective_rank_centred: float
 
 
 @dataclass(frozen=True)
@@ -137,7 +134,6 @@ def _view(states: np.ndarray) -> ViewNumbers:
     return ViewNumbers(
         pairwise_cosine=float(cosines / (n * (n - 1))),
         effective_rank=effective_rank(singular_values(unit_ND)),
-        effective_rank_centred=effective_rank(singular_values(states, center=True)),
     )
 
 
@@ -186,7 +182,6 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
     nearest_N = np.where(nearer_N == 0, 1 / (tied_N + 1), 0.0)
 
     return PairNumbers(
-        n,
         aligned_mean=aligned_mean,
         aligned_sd=aligned_sd,
         shuffled_mean=shuffled_mean,
@@ -200,34 +195,29 @@ def pair_numbers(source: np.ndarray, target: np.ndarray) -> PairNumbers:
     )
 
 
-def singular_values(states: np.ndarray, center: bool = False) -> np.ndarray:
+def singular_values(states: np.ndarray) -> np.ndarray:
     """Singular values (min(N, D),), largest first.
 
     Args:
         states: (N, D); ``source - target`` for the spectrum of the paper's Figure 7 and Table 14 (arXiv:2509.14252).
-        center: subtract the mean row first.
     """
-    states_ND = states.astype(np.float64)
-    return np.linalg.svd(
-        states_ND - states_ND.mean(axis=0) if center else states_ND, compute_uv=False
-    )
+    return np.linalg.svd(states.astype(np.float64), compute_uv=False)
 
 
-def linear_map(source: np.ndarray, target: np.ndarray, seed: int = 0) -> LinearMap:
+def linear_map(source: np.ndarray, target: np.ndarray) -> LinearMap:
     """Fit ``min_X ||source X - target||`` on some rows, without a penalty, and evaluate it on the others.
 
     Table 14 of LLM-JEPA (arXiv:2509.14252) reports the error on the fitted rows only, which falls with the width even for
     random states; held-out rows show whether a map exists. Among several solutions, the one of least norm is used.
 
     Args:
-        source, target: (N, D), N >= 3.
-        seed: seed of the split, which depends only on the seed and N; a share of `TEST_SHARE` of the rows is held out.
+        source, target: (N, D), N >= 3. A share of `TEST_SHARE` of the rows is held out; the split depends only on N.
     """
     from scipy import linalg
 
     source_ND, target_ND = source.astype(np.float64), target.astype(np.float64)
     n = len(source_ND)
-    order = np.random.default_rng(seed).permutation(n)
+    order = np.random.default_rng(0).permutation(n)
     held = min(max(1, round(n * TEST_SHARE)), n - 2)
     test, train = order[:held], order[held:]
     # gelsy is a rank-revealing QR decomposition, three times as fast as the SVD.

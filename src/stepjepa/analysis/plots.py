@@ -8,34 +8,41 @@ Shapes: N pairs, D width.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from stepjepa.analysis.geometry import singular_values
-from stepjepa.analysis.numbers import GeometryComparison
+from stepjepa.analysis.geometry import GeometryNumbers, singular_values
+from stepjepa.analysis.numbers import GeometryComparison, ModelGeometry
 from stepjepa.analysis.states import FINAL, States
 from stepjepa.errors import library
 from stepjepa.inspect.figure import COLOURS, WIDTH, series_style
-from stepjepa.inspect.figure import (
-    save_figure as save_figure,
-)  # re-exported: it saves every figure of an analysis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 3)))
+DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+# Measures that are drawn by layer.
+MEASURES: Mapping[str, Callable[[GeometryNumbers], float]] = {
+    "retrieval@1 (%)": lambda numbers: 100 * numbers.pairs.retrieval_at_1,
+    "effective rank, source": lambda numbers: numbers.source.effective_rank,
+    "effective rank, target": lambda numbers: numbers.target.effective_rank,
+}
 # Singular values below this share of the largest one are rounding errors.
 SPECTRUM_FLOOR = 1e-8
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour, dashes and marker of series number `index`: 49 series differ, the first 7 in all three."""
+    """Colour, dashes and marker of series number `index`: 49 series differ, the first 4 in all three."""
     colour, shape = series_style(index)
-    return {"color": COLOURS[colour].light, "linestyle": DASHES[shape], "marker": MARKERS[shape]}
+    return {
+        "color": COLOURS[colour].light,
+        "linestyle": DASHES[shape % len(DASHES)],
+        "marker": MARKERS[shape],
+    }
 
 
 def new_figure(
@@ -75,61 +82,46 @@ def draw_lines(
 
 
 def legend_below(figure: Figure, axis: Axes) -> None:
-    """Draw a single legend for all panels, below them, in as many columns as fit."""
+    """Draw a single legend for all panels, below them."""
     handles, labels = axis.get_legend_handles_labels()
-    columns = max(1, min(len(labels), int(110 / (max(map(len, labels), default=1) + 8))))
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=columns, frameon=False, fontsize=10
-    )
+    figure.legend(handles, labels, loc="outside lower center", frameon=False, fontsize=10)
 
 
-def spectrum_figure(
-    spectra: Mapping[str, np.ndarray], title: str = "Singular values of source - target"
-) -> Figure:
+def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str) -> Figure:
     """Singular values (S,) of several models, largest first, on a logarithmic axis."""
     figure, (axis,) = new_figure(height=4.5, title=title)
-    drawn = {
-        name: list(enumerate(np.where(values > 0, values, np.nan), 1))
-        for name, values in spectra.items()
-    }
-    draw_lines(axis, drawn, marks=8)
+    draw_lines(
+        axis, {name: list(enumerate(values, 1)) for name, values in spectra.items()}, marks=8
+    )
+    # Zeros are left out.
+    axis.set_yscale("log", nonpositive="mask")
     top = max(float(values.max()) for values in spectra.values())
-    if top > 0:
-        axis.set_yscale("log")
-        axis.set_ylim(bottom=max(SPECTRUM_FLOOR * top, axis.get_ylim()[0]))
+    axis.set_ylim(bottom=max(SPECTRUM_FLOOR * top, axis.get_ylim()[0]))
     axis.set_xlabel("rank of the singular value")
     axis.set_ylabel("singular value")
     legend_below(figure, axis)
     return figure
 
 
-def layer_figure(panels: Mapping[str, Mapping[str, Mapping[int, float]]]) -> Figure:
-    """Measures by layer: a panel for each measure, a line for each model.
-
-    Args:
-        panels: name of the measure with its unit -> model -> layer -> value; -1, after the final norm, is drawn last.
-    """
-    known = set[int]()
-    for panel in panels.values():
-        known.update(*panel.values())
+def layer_figure(models: Mapping[str, ModelGeometry]) -> Figure:
+    """Measures by layer: a panel for each of `MEASURES`, a line for each model; -1, after the final norm, is drawn last."""
+    known = {layer for model in models.values() for layer in model.layers}
     layers = sorted(known, key=lambda layer: (layer < 0, layer))
     figure, axes = new_figure(
-        len(panels), height=1.0 + 2.5 * len(panels), title="By layer", sharex=True
+        len(MEASURES), height=1.0 + 2.5 * len(MEASURES), title="By layer", sharex=True
     )
-    for axis, (label, panel) in zip(axes, panels.items(), strict=True):
+    for axis, (label, measure) in zip(axes, MEASURES.items(), strict=True):
         lines = {}
-        for name, line in panel.items():
-            lines[name] = [
-                (place, line[layer]) for place, layer in enumerate(layers) if layer in line
-            ]
+        for name, model in models.items():
+            points = [(layers.index(layer), measure(one)) for layer, one in model.layers.items()]
+            lines[name] = sorted(points)
         draw_lines(axis, lines)
         axis.set_ylabel(label)
     last = len(layers) - 1
     # At most 17 tick labels, so that they do not overlap.
     ticks = [*range(0, last, -(-len(layers) // 16)), last]
-    names = {-1: "final", 0: "emb."}
-    labels = [names.get(layers[place], str(layers[place])) for place in ticks]
-    axes[-1].set_xticks(ticks, labels)
+    names = ["final" if layers[place] == FINAL else str(layers[place]) for place in ticks]
+    axes[-1].set_xticks(ticks, names)
     axes[-1].set_xlabel("layer")
     legend_below(figure, axes[0])
     return figure
@@ -147,14 +139,4 @@ def comparison_figures(
     yield "spectrum", spectrum_figure(spectra, f"Singular values of source - target ({where})")
     if all(len(of_model.layers) == 1 for of_model in states.values()):
         return
-    panels: dict[str, dict[str, dict[int, float]]] = {}
-    for label, model in comparison.models.items():
-        for layer, numbers in model.layers.items():
-            shown = {
-                "retrieval@1 (%)": 100 * numbers.pairs.retrieval_at_1,
-                "effective rank, source": numbers.source.effective_rank,
-                "effective rank, target": numbers.target.effective_rank,
-            }
-            for name, value in shown.items():
-                panels.setdefault(name, {}).setdefault(label, {})[layer] = value
-    yield "layers", layer_figure(panels)
+    yield "layers", layer_figure(comparison.models)

@@ -23,8 +23,8 @@ from stepjepa.analysis.states import (
     Pairs,
     States,
     Walks,
-    collect_states,
     every_step,
+    layers_of,
     read_pairs,
     read_states,
     save_states,
@@ -37,8 +37,8 @@ from stepjepa.data.steps import make_splitter
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.errors import ConfigError, library
 from stepjepa.evaluation.questions import read_record
-from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.place import Place, find_model, load_place, load_place_tokenizer
+from stepjepa.inspect.figure import save_figure
 from stepjepa.modeling.extras import (
     PREDICTORS_FILE,
     attach_saved,
@@ -112,7 +112,7 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
     files = []
     for name, figure in plots.comparison_figures(comparison, states):
         files.append(folder / f"{name}.png")
-        plots.save_figure(figure, files[-1])
+        save_figure(figure, files[-1])
     lines = [str(comparison), "", f"written to {folder}: states-*.safetensors, {NUMBERS}"]
     lines += folded([f"figures: {', '.join(path.name for path in files)}"], PAGE)
     return AnalysisResult(record, tuple(files), tuple(lines))
@@ -192,17 +192,19 @@ class _Collection:
         for line in [*view_notes(model, self._method), *(pairs.report.lines() if first else ())]:
             bar.say(f"  {line}")
         bar.begin(label, len(pairs.examples))
-        states = collect_states(
+        layers = layers_of(model.model, options.layers)
+        views = read_states(
             model.model,
             place.name,
-            pairs,
-            layers=options.layers,
+            pairs.examples,
+            layers,
             predictor_ids=model.predictor_ids,
             pad_token_id=model.tokenizer.pad_token_id or 0,
             batch_size=options.batch_size,
             advance=bar.step,
             head_layer=model.layer,
         )
+        states = States(place.name, pairs.file, layers, pairs.rows, *views)
         if options.prediction_horizon is not None:
             states = replace(states, walks=self._walks(model))
         about = {
@@ -233,8 +235,8 @@ class _Collection:
         views = read_states(
             model.model,
             model.place.name,
-            TwoPassCollator((), model.tokenizer.pad_token_id or 0),
             examples,
+            pad_token_id=model.tokenizer.pad_token_id or 0,
             batch_size=self._options.batch_size,
             advance=self._bar.step,
             # The predictor head is for sources, not for states on the trunk.

@@ -210,60 +210,31 @@ def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[in
     return chosen
 
 
-def collect_states(
-    model: nn.Module,
-    name: str,
-    pairs: Pairs,
-    *,
-    layers: Sequence[int] | None = None,
-    predictor_ids: Sequence[int] = (),
-    pad_token_id: int = 0,
-    batch_size: int = 16,
-    advance: Advance = lambda count: None,
-    head_layer: int = FINAL,
-) -> States:
-    """States of both views in some layers, in float32.
-
-    They are computed in the two-pass form, which needs no mask except for padding, so that every architecture and every
-    layer can be read. The other forms give the same states.
-
-    Args:
-        model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
-        name: name of the model, for the file and for messages.
-        predictor_ids: ids of the K predictors in their order; if empty, a source is read at its last token.
-        head_layer: see `read_states`.
-
-    Raises:
-        ConfigError: see `layers_of`.
-        StatesNotFinite: some states are not finite.
-    """
-    chosen = layers_of(model, layers)
-    collator = TwoPassCollator(tuple(predictor_ids), pad_token_id, separate_targets=True)
-    views = read_states(
-        model, name, collator, pairs.examples, chosen, batch_size, advance, head_layer
-    )
-    return States(name, pairs.file, chosen, pairs.rows, *views)
-
-
 @torch.no_grad()
 def read_states(
     model: nn.Module,
     name: str,
-    collator: Callable[[list[Example]], Batch],
     examples: Sequence[Example],
     layers: Sequence[int] = (FINAL,),
+    *,
+    predictor_ids: Sequence[int] = (),
+    pad_token_id: int = 0,
     batch_size: int = 16,
     advance: Advance = lambda count: None,
     head_layer: int | None = FINAL,
 ) -> np.ndarray:
     """Run a model over examples, and read the states of both views of every pair.
 
-    A predictor head that is part of the model (`extras.attach_saved`) is applied to the sources of one layer, as in
-    training. Targets are encoded by the model itself, even if an EMA encoder encoded them in training.
+    They are computed in the two-pass form, which needs no mask except for padding, so that every architecture and every
+    layer can be read. The other forms give the same states. A predictor head that is part of the model
+    (`extras.attach_saved`) is applied to the sources of one layer, as in training. Targets are encoded by the model itself,
+    even if an EMA encoder encoded them in training.
 
     Args:
         model: a causal LM on its device, bare or inside PEFT; it runs in evaluation mode.
-        collator: with the model's predictors.
+        name: name of the model, for messages.
+        layers: the result of `layers_of`.
+        predictor_ids: ids of the K predictors in their order; if empty, a source is read at its last token.
         head_layer: the layer that the predictor head was trained on; None to leave out the head.
 
     Returns:
@@ -272,13 +243,16 @@ def read_states(
     Raises:
         StatesNotFinite: some states are not finite.
     """
+    # Targets have separate rows, because they are often much shorter than sources.
+    collator = TwoPassCollator(tuple(predictor_ids), pad_token_id, separate_targets=True)
     inner: Any = causal_lm(model)
     device = embedding_rows(inner).device
     predictor = trained_extras(inner).head
     ends = np.cumsum([len(example.pairs) for example in examples])
     views = np.empty(0, np.float32)
     # Rows of similar length in a batch need little padding.
-    order = np.argsort([-_source_length(example) for example in examples], kind="stable").tolist()
+    lengths = [-example.reach(example.pairs[-1], positions=True) for example in examples]
+    order = np.argsort(lengths, kind="stable").tolist()
     with eval_mode(model):
         for begin in range(0, len(order), batch_size):
             numbers = order[begin : begin + batch_size]
@@ -321,12 +295,6 @@ def _read_layers(inner: Any, batch: Batch, layers: Sequence[int]) -> list[list[T
         states_TD = torch.cat([by_layer[layer] for by_layer in by_part])
         read.append([read_vectors(states_TD, side) for side in sides])
     return read
-
-
-def _source_length(example: Example) -> int:
-    source = example.pairs[0].source
-    segment = example.segment(source)
-    return example.sees(source) + 1 + (0 if segment is None else segment.length)
 
 
 def save_states(states: States, path: Path) -> None:

@@ -158,7 +158,7 @@ def _geometry(
 ) -> dict[str, float | None]:
     """The metrics `names` of `GEOMETRY`, on the views that `method` defines."""
     from stepjepa.analysis.geometry import MIN_ROWS, linear_map, measure_states
-    from stepjepa.analysis.states import FINAL, StatesNotFinite, collect_states, read_pairs
+    from stepjepa.analysis.states import StatesNotFinite, read_pairs, read_states
     from stepjepa.modeling.forward import causal_lm
     from stepjepa.modeling.load import max_positions
     from stepjepa.training.datasets import make_renderer, settings_for
@@ -169,18 +169,12 @@ def _geometry(
     pairs = read_pairs(rows, tokenizer, renderer, settings, scoring.max_examples)
     pad = tokenizer.pad_token_id or 0
     try:
-        states = collect_states(
-            model,
-            "the model",
-            pairs,
-            layers=[FINAL],
-            pad_token_id=pad,
-            batch_size=scoring.batch_size,
-        )
+        source, target = read_states(
+            model, "the model", pairs.examples, pad_token_id=pad, batch_size=scoring.batch_size
+        )[:, 0]
     except StatesNotFinite:
         # The model diverged, which the other metrics also show.
         return dict.fromkeys(names)
-    source, target = states.layer(FINAL)
     numbers = measure_states(source, target)
     values: dict[str, float | None] = {
         "cosine_gap": numbers.pairs.gap,
