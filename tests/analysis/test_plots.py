@@ -22,7 +22,7 @@ def test_spectrum_draws_the_values_without_zeros():
     assert axis.lines[0].get_ydata()[:3].tolist() == [9.0, 3.0, 1.0]
     assert not np.isfinite(axis.transData.transform((4.0, 0.0))[1])
     assert axis.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
-    assert len(spectrum_figure({"a": np.zeros(3)}, "").axes[0].lines) == 1
+    assert spectrum_figure({"a": np.zeros(3)}, "").axes[0].get_yscale() == "linear"
 
 
 def test_layers_are_in_order_with_the_final_one_last():

@@ -64,7 +64,7 @@ def quick(monkeypatch):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"a figure")
 
-    monkeypatch.setattr("stepjepa.analysis.plots.save_figure", write)
+    monkeypatch.setattr("stepjepa.analysis.run.save_figure", write)
 
 
 @pytest.fixture
@@ -161,6 +161,13 @@ def trained_as(folder, source, splitter="", **settings):
     if splitter:
         (folder / "data_report.json").write_text(json.dumps({"train": {"steps": {"splitter": splitter}}}))
     return folder
+
+
+def test_predictors_in_front_of_the_source_are_those_of_the_run(analyze, file, runs, tmp_path):
+    own = {"objective": "llm_jepa", "views": "standalone", "front_pred": True, "predictors": 2}
+    run = trained_as(tmp_path / "front", runs / "kept", **own)
+    assert "; 2 predictors, no head" in analyze(file, "--models", run, "--layers", -1, "--output_dir", "o")
+    assert own.items() <= views_in(tmp_path / "o").items()
 
 
 def views_in(folder):

@@ -186,7 +186,10 @@ MODELS = [
     ("analyze", "no data file given; write: stepjepa analyze FILE"),
     ("analyze rows.jsonl", "--models is missing"),
     ("analyze step.jsonl --models model --step_jepa", "0 pairs for step_jepa; at least two are needed"),
-    ("analyze rows.jsonl --models model --layers 3", "--layers 3: this model has 0 (embeddings) to 2"),
+    (
+        "analyze rows.jsonl --models model --layers 3",
+        "--layers: no states can be read after layer 3: the model has layers 0 to 2",
+    ),
     ("analyze rows.jsonl --models model --output_dir mine.jsonl", "mine.jsonl is a file"),
     ("study", "no study given"),
     ("study stduy.yaml", "no such file or recipe", "study.yaml"),

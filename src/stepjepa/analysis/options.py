@@ -56,6 +56,7 @@ class _Analysis:
         None,
         "Layers whose states are measured (0: the embeddings, i: after layer i, -1: after the final norm). Default: all.",
         _MODELS,
+        at_least=-1,
     )
     dataset_split: str = option("test", "Split of a Hub data set.", _MODELS)
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = option(

@@ -93,10 +93,11 @@ def spectrum_figure(spectra: Mapping[str, np.ndarray], title: str) -> Figure:
     draw_lines(
         axis, {name: list(enumerate(values, 1)) for name, values in spectra.items()}, marks=8
     )
-    # Zeros are left out.
-    axis.set_yscale("log", nonpositive="mask")
     top = max(float(values.max()) for values in spectra.values())
-    axis.set_ylim(bottom=max(SPECTRUM_FLOOR * top, axis.get_ylim()[0]))
+    if top > 0:
+        # Zeros are left out.
+        axis.set_yscale("log", nonpositive="mask")
+        axis.set_ylim(bottom=max(SPECTRUM_FLOOR * top, axis.get_ylim()[0]))
     axis.set_xlabel("rank of the singular value")
     axis.set_ylabel("singular value")
     legend_below(figure, axis)

@@ -166,7 +166,11 @@ class _Collection:
         self._rows = RowSource(options.file, options.dataset_split)
         self._splitter = None
         self._options, trained = as_trained(options, given, places)
-        self._method = method_of(self._options)
+        checked = self._options
+        if trained is not None and checked.front_pred and checked.predictors is None:
+            # Each model is read with the predictors of its own training; `front_pred` is refused without any.
+            checked = replace(checked, predictors=trained.settings.get(_NAME.predictors))
+        self._method = method_of(checked)
         if trained is not None:
             how = f"--{_NAME.objective} {self._method.objective}"
             bar.say(f"views    as in the training of {trained.name}, unless given: {how}")

@@ -37,8 +37,8 @@ from stepjepa.errors import ConfigError, DataError
 from stepjepa.forest.collate import TwoPassCollator
 from stepjepa.generation.local import eval_mode
 from stepjepa.modeling.extras import trained_extras
-from stepjepa.modeling.forward import causal_lm, layer_states, read_vectors
-from stepjepa.modeling.parts import backbone, decoder_layers, embedding_rows
+from stepjepa.modeling.forward import causal_lm, known_layers, layer_states, read_vectors
+from stepjepa.modeling.parts import embedding_rows
 from stepjepa.objectives.regular import Regular
 from stepjepa.objectives.step_jepa import StepJEPA
 from stepjepa.training.options import JEPAOptions
@@ -191,23 +191,15 @@ def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[in
     Raises:
         ConfigError: the model has no such layer, or its layers cannot be found.
     """
-    if layers is not None and set(layers) == {FINAL}:
+    if layers is not None and max(layers) == FINAL:
         return (FINAL,)
-    inner: Any = causal_lm(model)
-    modules = decoder_layers(backbone(inner))
-    if modules is None:
-        raise ConfigError(
-            f"{type(inner).__name__}: its layers have no known name; request only the last hidden state with "
-            f"--{_NAME.layers} -1"
-        )
-    known = (*range(len(modules) + 1), FINAL)
-    chosen = known if layers is None else tuple(dict.fromkeys(layers))
-    for layer in chosen:
-        if layer not in known:
-            raise ConfigError(
-                f"--{_NAME.layers} {layer}: this model has 0 (embeddings) to {len(modules)}, and -1 (final norm)"
-            )
-    return chosen
+    deepest = 0 if layers is None else max(layers)
+    try:
+        modules, _ = known_layers(causal_lm(model), deepest)
+    except ConfigError as error:
+        raise ConfigError(f"--{_NAME.layers}: {error}") from None
+    every = (*range(len(modules) + 1), FINAL)
+    return every if layers is None else tuple(dict.fromkeys(layers))
 
 
 @torch.no_grad()
