@@ -188,7 +188,7 @@ MODELS = [
     ("analyze step.jsonl --models model --step_jepa", "0 pairs for step_jepa; at least two are needed"),
     (
         "analyze rows.jsonl --models model --layers 3",
-        "--layers: no states can be read after layer 3: the model has layers 0 to 2",
+        "--layers: no states can be read after layer 3: the model has layers",
     ),
     ("analyze rows.jsonl --models model --output_dir mine.jsonl", "mine.jsonl is a file"),
     ("study", "no study given"),

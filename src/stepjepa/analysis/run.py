@@ -261,7 +261,6 @@ class AnalyzedModel:
         predictor_ids: ids of the predictors in their order after a source, for every group that is read.
         head: kind of its predictor head; None if it has none.
         description: its kind, its number of predictors, and its head.
-        lacking: number of predictors that were requested, or used in training, and that its folder does not contain.
     """
 
     place: Place
@@ -271,7 +270,6 @@ class AnalyzedModel:
     predictor_ids: tuple[int, ...]
     head: str | None
     description: str
-    lacking: int
 
     @property
     def layer(self) -> int:
@@ -307,11 +305,27 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
             )
         extras.keep_groups(groups)
 
-    wanted = options.predictors
-    if wanted is None and trained_pairs(own):
-        wanted = own.get(_NAME.predictors)
+    # Saved with the model (`attach_saved`), else kept in its vocabulary.
+    if extras.predictors is not None:
+        known_ids = list(extras.predictors.ids)
+    else:
+        kept = kept_predictors(tokenizer)
+        known_ids = [kept[name] for name in predictor_names(len(kept)) if name in kept]
+    size = len(known_ids) // len(extras.groups)
+    count = options.predictors
+    if count is None and trained_pairs(own):
+        count = own.get(_NAME.predictors)
+    if count is None:
+        count = size
     same = bool(own.get(_NAME.same_predictor))
-    count, ids = _find_predictors(model, tokenizer, wanted, same)
+    rows = min(count, 1) if same else count
+    missing = ""
+    if rows > size:
+        missing = f"; its {count} predictors are not in {PREDICTORS_FILE}"
+        count = rows = 0
+    description = f"{kind}; {count or 'no'} predictors, {head or 'no'} head{missing}"
+    saved = range(len(extras.groups))
+    ids = [known_ids[group * size + row] for group in saved for row in range(rows)]
     method = replace(
         method,
         predictors=count,
@@ -320,36 +334,9 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
         readout_layer=own.get(_NAME.readout_layer),
     )
     if not grouped:  # one group serves all horizons
-        ids = [*ids] * len(groups)
+        ids = ids * len(groups)
     placed = placed_predictors(ids, method, len(groups))
-    lacking = 0 if count else int(wanted or 0)
-    description = f"{kind}; {count or 'no'} predictors, {head or 'no'} head"
-    return AnalyzedModel(place, model, tokenizer, method, placed, head, description, lacking)
-
-
-def _find_predictors(
-    model: Any, tokenizer: Any, wanted: int | None, same: bool
-) -> tuple[int, Sequence[int]]:
-    """K, and the ids of the predictors of all groups.
-
-    Predictors are those saved with the model (`extras.attach_saved`), else those kept in its vocabulary. K is 0 if there are
-    fewer than `wanted`.
-    """
-    extras = trained_extras(causal_lm(model))
-    if extras.predictors is not None:
-        ids = list(extras.predictors.ids)
-    else:
-        kept = kept_predictors(tokenizer)
-        ids = [kept[name] for name in predictor_names(len(kept)) if name in kept]
-    groups = len(extras.groups)
-    size = len(ids) // groups
-    count = size if wanted is None else wanted
-    need = min(count, 1) if same else count
-    if need > size:
-        return 0, ()
-    return count, [
-        index for group in range(groups) for index in ids[group * size : group * size + need]
-    ]
+    return AnalyzedModel(place, model, tokenizer, method, placed, head, description)
 
 
 def as_trained(
@@ -390,8 +377,6 @@ def as_trained(
 def view_notes(model: AnalyzedModel, method: JEPAOptions) -> Iterator[str]:
     """Differences between these states and those that the model was trained on."""
     own = model.place.settings
-    if model.lacking:
-        yield f"it lacks {model.lacking} predictor tokens ({PREDICTORS_FILE})"
     # The model's tokenizer has the template of its training.
     names = [
         name

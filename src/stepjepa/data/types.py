@@ -347,7 +347,6 @@ class StateReads(OnDevice):
         positions: (M,) int64, indices into the flattened states.
         vectors: (M,) int64, the vector to which each term adds; None if each vector is a single state, and so M = P.
         coefficients: (M,) float32; None if `vectors` is None.
-        order: (P,) int64, the vector of each pair; None if vector i belongs to pair i.
         count: P.
         layers: the layers whose states are read; see `Read`.
         layer_of: (M,) int64, which of several layers each position is in; None for a single layer.
@@ -356,7 +355,6 @@ class StateReads(OnDevice):
     positions: Tensor
     vectors: Tensor | None = None
     coefficients: Tensor | None = None
-    order: Tensor | None = None
     count: int = 0
     layers: tuple[int | None, ...] = (None,)
     layer_of: Tensor | None = None

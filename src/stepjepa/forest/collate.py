@@ -375,6 +375,8 @@ def compared(
             order = np.concatenate([order, len(order) + order_replayed])
     source_reads = [(pair.source, begins) for example, begins in sources for pair in example.pairs]
     target_reads = [(pair.target, begins) for example, begins in targets for pair in example.pairs]
+    if order is not None:
+        target_reads = [target_reads[index] for index in order.tolist()]
     # Weights of 1 and a single group, the usual case, need no tensors.
     pairs = [pair for example, _ in sources for pair in example.pairs]
     weights = groups = None
@@ -383,14 +385,12 @@ def compared(
     if any(pair.group for pair in pairs):
         groups = torch.tensor([pair.group for pair in pairs])
     return Compared(
-        state_reads(source_reads), state_reads(target_reads, order), weights, groups, replayed_pairs
+        state_reads(source_reads), state_reads(target_reads), weights, groups, replayed_pairs
     )
 
 
-def state_reads(
-    reads: Sequence[tuple[Read, Mapping[int, int]]], order: np.ndarray | None = None
-) -> StateReads:
-    """Where to read the vectors (P, D) of one side of a batch, optionally in another `order` (P,).
+def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]]) -> StateReads:
+    """Where to read the vectors (P, D) of one side of a batch.
 
     Args:
         reads: P reads, each with the starts of the segments of its example.
@@ -403,21 +403,17 @@ def state_reads(
         for segment, first, coefficient, tokens in read.terms
         for token in range(first, first + tokens)
     ]
-    order_P = None if order is None else torch.from_numpy(order)
     positions = torch.tensor([position for position, _, _ in terms], dtype=torch.int64)
     vectors = torch.tensor([vector for _, vector, _ in terms], dtype=torch.int64)
     layer_of = None
     if len(layers) > 1:
         layer_P = torch.tensor([layers.index(read.layer) for read, _ in reads])
         layer_of = layer_P[vectors]
-    # If every vector is a single state, they are gathered and not summed, and the gather applies the order.
+    # If every vector is a single state, they are gathered and not summed.
     if all(read.is_state for read, _ in reads):
-        if order_P is not None:
-            positions = positions[order_P]
-            layer_of = None if layer_of is None else layer_of[order_P]
         return StateReads(positions, count=len(reads), layers=layers, layer_of=layer_of)
     coefficients = torch.tensor([coefficient for _, _, coefficient in terms], dtype=torch.float32)
-    return StateReads(positions, vectors, coefficients, order_P, len(reads), layers, layer_of)
+    return StateReads(positions, vectors, coefficients, len(reads), layers, layer_of)
 
 
 def flat(pieces: Sequence[np.ndarray]) -> Tensor:

@@ -24,12 +24,10 @@ from __future__ import annotations
 import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read, Segment, Span
+from stepjepa.data.types import ISOLATED, TRUNK, Example, Pair, Read, Segment
 
 # Length of a row whose attention costs as much as all its other computation. Measured on CPU for widths of 96 to 256
 # (docs/performance.md); for larger models it is greater, so longer rows, which save padding, become cheaper.
@@ -39,20 +37,6 @@ CALL_COST = 5
 
 # Capacities to try above an even split of the tokens, as shares of the longest forest.
 _SLACKS = (0.0, 0.02, 0.05, 0.1, 0.15, 0.25)
-
-
-class Part(NamedTuple):
-    """A segment after the trunk: tokens [start, stop) of the forest.
-
-    Attributes:
-        kind: ``branch``, ``source`` (an isolated source view) or ``target``.
-        pair: index of the first pair that reads it.
-    """
-
-    kind: str
-    pair: int
-    start: int
-    stop: int
 
 
 @dataclass(frozen=True)
@@ -81,37 +65,6 @@ class Forest:
 
     def __len__(self) -> int:
         return len(self.input_ids)
-
-    @property
-    def trunk_length(self) -> int:
-        """Number of tokens of the trunk, inserted ones included."""
-        return len(self.example.trunk)
-
-    @cached_property
-    def parts(self) -> tuple[Part, ...]:
-        """The segments after the trunk, in order."""
-        return tuple(
-            Part(
-                *segment_use(self.example, number),
-                start,
-                start + self.example.segments[number - 1].length,
-            )
-            for number, start in self.starts.items()
-            if number != TRUNK
-        )
-
-
-def segment_use(example: Example, number: int) -> tuple[str, int]:
-    """The kind of a segment (see `Part`) and the index of the first pair that reads it."""
-    sides = (
-        (kind, pair)
-        for pair, views in enumerate(example.pairs)
-        for kind, read in (("source", views.source), ("target", views.target))
-        if any(term.segment == number for term in read.terms)
-    )
-    kind, pair = next(sides, ("target", 0))
-    # Segment numbers count from 1; 0 is the trunk.
-    return "branch" if example.segments[number - 1].attach != ISOLATED else kind, pair
 
 
 def target_segments(example: Example) -> list[int]:
@@ -226,17 +179,14 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
         target = on_trunk(pair.target, begin)
         pairs = (pair._replace(source=source, target=target),)
 
-    # A label span that contains the insertion point becomes two.
-    around = [Span(first, min(last, stop)) for first, last in example.labels]
-    around += [Span(place(max(first, stop)), place(last - 1) + 1) for first, last in example.labels]
-    moved = Example(
-        np.concatenate([trunk[:stop], inserted, trunk[stop:]]),
-        tuple(sorted(span for span in around if span.start < span.stop)),
-        pairs=pairs,
-    )
+    moved = Example(np.concatenate([trunk[:stop], inserted, trunk[stop:]]), (), pairs=pairs)
+    # The last predictor predicts the first token after it.
+    label_positions, label_ids = label_indices(example)
+    label_positions += np.int32(len(inserted)) * (label_positions + 1 >= stop)
     floor = np.zeros(len(moved.trunk), np.int32)
     floor[begin:end] = begin
-    return replace(build_forest(moved, predictor_ids), floor=floor)
+    forest = build_forest(moved, predictor_ids)
+    return replace(forest, floor=floor, label_positions=label_positions, label_ids=label_ids)
 
 
 # Packing: whole forests into the rows of one batch

@@ -8,13 +8,13 @@ Shapes: L positions of a row, T tokens of the trunk, K predictors.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.types import Example, Pair, Read
+from stepjepa.data.types import ISOLATED, Example, Pair, Read
 from stepjepa.forest.layout import Forest, build_forest, build_inline
 from stepjepa.inspect.record import FIELDS, Readout, RowPair, RowRecord, Views
 from stepjepa.objectives.base import objective_of
@@ -115,12 +115,40 @@ def _inserted(forest: Forest, form: RowForm) -> np.ndarray:
     return np.isin(forest.input_ids, ids)
 
 
+class _Part(NamedTuple):
+    """A segment after the trunk: tokens [start, stop) of the forest.
+
+    Attributes:
+        kind: ``branch``, ``source`` (an isolated source view) or ``target``.
+        pair: index of the first pair that reads it.
+    """
+
+    kind: str
+    pair: int
+    start: int
+    stop: int
+
+
+def _parts(forest: Forest) -> Iterable[_Part]:
+    """The segments after the trunk, each once."""
+    parts = dict[int, _Part]()
+    for index, pair in enumerate(forest.example.pairs):
+        for kind, read in (("source", pair.source), ("target", pair.target)):
+            segment, number = forest.example.segment(read), read.terms[0].segment
+            if segment is None or number in parts:
+                continue
+            start = forest.starts[number]
+            kind = kind if segment.attach == ISOLATED else "branch"
+            parts[number] = _Part(kind, index, start, start + segment.length)
+    return parts.values()
+
+
 def _names(forest: Forest, form: RowForm, of_trunk: Sequence[str]) -> tuple[str, ...]:
     """The segment name of each token; `of_trunk` are the names of the chat's tokens."""
     names = np.full(len(forest), "predictors", object)
-    trunk = names[: forest.trunk_length]
-    trunk[~_inserted(forest, form)[: forest.trunk_length]] = of_trunk
-    for part in forest.parts:
+    trunk = names[: len(forest.example.trunk)]
+    trunk[~_inserted(forest, form)[: len(forest.example.trunk)]] = of_trunk
+    for part in _parts(forest):
         names[part.start : part.stop] = f"{part.kind} {part.pair + 1}"
     return tuple(names)
 
@@ -130,7 +158,7 @@ def _kinds(
 ) -> tuple[str, ...]:
     """The kind of each token; where several apply, the last assignment wins."""
     kinds = np.where(labelled, "answer", "prompt").astype(object)
-    for part in forest.parts:
+    for part in _parts(forest):
         kinds[part.start : part.stop] = "source" if part.kind == "branch" else part.kind
     views = [pair.views for pair in pairs if pair.views]
     for view in views:
@@ -150,7 +178,7 @@ def _row_pair(
     """The record of a pair; `placed` is the same pair on the forest's segments."""
     source, target = _states(forest, placed.source), _states(forest, placed.target)
     # Index of a chat token -> index in the row, which differ after inserted predictors.
-    on_trunk = np.flatnonzero(~_inserted(forest, form)[: forest.trunk_length]).tolist()
+    on_trunk = np.flatnonzero(~_inserted(forest, form)[: len(forest.example.trunk)]).tolist()
     copy = example.segment(pair.target)
     # Sums of states on the trunk, as in the semantic tube, have no views.
     if not copy or len(pair.source.terms) > 1 or len(pair.target.terms) > 1:

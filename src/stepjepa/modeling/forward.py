@@ -225,8 +225,7 @@ def read_vectors(states_TD: Tensor, reads: StateReads) -> Tensor:
     """Read the vectors (P, D) of one side: single states, or weighted sums of states in float32."""
     if reads.vectors is None or reads.coefficients is None:
         return states_TD.index_select(0, reads.positions)
-    vectors = combine(states_TD, reads.positions, reads.coefficients, reads.vectors, reads.count)
-    return vectors if reads.order is None else vectors.index_select(0, reads.order)
+    return combine(states_TD, reads.positions, reads.coefficients, reads.vectors, reads.count)
 
 
 # Calls of the backbone
