@@ -127,10 +127,14 @@ class ForestCollator(_Collator):
         with the forests' spans in `Rows.forests` (B, 2)."""
         lengths = [len(forest) for forest in forests]
         rows = plan_rows(lengths, self.max_row_length)
-        cheaper = self.segmented and sum(map(segmented_cost, forests)) < rows_cost(rows, lengths)
-        if not (cheaper or self.one_row):
+        one_row = self.one_row
+        if self.segmented and not one_row:
+            cost = sum(map(segmented_cost, forests))
+            one_row = cost < rows_cost(rows, lengths)
+        if not one_row:
             return self.pack(forests, rows)
-        packed, starts = replace(self, pad_to_multiple_of=1).pack(forests, [range(len(forests))])
+        without_padding = replace(self, pad_to_multiple_of=1)
+        packed, starts = without_padding.pack(forests, [range(len(forests))])
         spans = np.stack([starts, starts + lengths], axis=1)
         return replace(packed, forests=torch.from_numpy(spans)), starts
 

@@ -230,13 +230,16 @@ def plan_rows(lengths: Sequence[int], max_row_length: int | None = None) -> list
     Args:
         max_row_length: longest row to try; a longer forest still gets a row.
     """
-    longest, total = max(lengths), sum(lengths)
+    longest = max(lengths)
+    total = sum(lengths)
     limit = max(longest, min(total, max_row_length or total))
     capacities: set[int] = set()
     for count in range(1, len(lengths) + 1):
         even = min(max(longest, -(-total // count)), limit)
         # Forests rarely fill an even split exactly, and a little more room often saves a row.
-        capacities.update(min(limit, even + int(slack * longest)) for slack in _SLACKS)
+        for slack in _SLACKS:
+            capacity = even + int(slack * longest)
+            capacities.add(min(capacity, limit))
     # Of equally cheap plans, the one with the shortest rows.
     plans = [best_fit(lengths, capacity) for capacity in sorted(capacities)]
     return min(plans, key=lambda rows: rows_cost(rows, lengths))

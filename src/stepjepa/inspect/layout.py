@@ -146,8 +146,9 @@ def _parts(forest: Forest) -> Iterable[_Part]:
 def _names(forest: Forest, form: RowForm, of_trunk: Sequence[str]) -> tuple[str, ...]:
     """The segment name of each token; `of_trunk` are the names of the chat's tokens."""
     names = np.full(len(forest), "predictors", object)
-    trunk = names[: len(forest.example.trunk)]
-    trunk[~_inserted(forest, form)[: len(forest.example.trunk)]] = of_trunk
+    length = len(forest.example.trunk)
+    of_chat = ~_inserted(forest, form)[:length]
+    names[:length][of_chat] = of_trunk
     for part in _parts(forest):
         names[part.start : part.stop] = f"{part.kind} {part.pair + 1}"
     return tuple(names)

@@ -332,8 +332,8 @@ def pairs_of_spans(
         angles = [*range(user_length - 1), *range(user_length, n - 1)]
         pairs += [Pair(path(s, s + 1), path(s + 1, s + 2), 1 / len(angles)) for s in angles]
     elif options.tube_mode == "mean":
-        means = [Read.mean(TRUNK, view)._replace(layer=layer) for view in (user, answer)]
-        pairs.append(Pair(*means))
+        source, target = Read.mean(TRUNK, user), Read.mean(TRUNK, answer)
+        pairs.append(Pair(source._replace(layer=layer), target._replace(layer=layer)))
     elif options.tube_mode == "e2e":
         weight = length_weight(n - user_length, user_length, adjustment)
         pairs.append(Pair(path(0, user_length), path(user_length, n), weight))
