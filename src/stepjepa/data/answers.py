@@ -21,8 +21,9 @@ _LATEX_WORDS = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|up|normal)?|math(?:rm|bf|it|sf|tt)|mbox|operatorname|boldsymbol|bm|emph|underline|boxed|fbox)"
     r"\s*\{([^{}]*)\}"
 )
-_LATEX_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))")
-_PLAIN_NUMBER = re.compile(r"-?[\d.,]*\d")
+_LATEX_FRACTION = re.compile(
+    r"\\[dtc]?frac\s*(?:\{[ $]*(-?[\d.,]*\d)[ $]*\}\s*\{[ $]*(-?[\d.,]*\d)[ $]*\}|(\d)\s*(\d))"
+)
 _DEGREES = re.compile(r"\^?\{?\\(?:circ|degree)(?![A-Za-z])\}?")
 # Commands that change how a formula looks, not what it means.
 _LAYOUT = re.compile(r"\\(?:left|right|displaystyle|textstyle|bf|rm|it)(?![A-Za-z])|\\[!()\[\]]")
@@ -105,19 +106,10 @@ def _without_latex(text: str) -> str:
         text, replaced = _LATEX_WORDS.subn(r" \1 ", text)
         if not replaced:
             break
-    return _LATEX_FRACTION.sub(_in_one_line, text)
+    return _LATEX_FRACTION.sub(r" \1\3/\2\4", text)
 
 
-def _in_one_line(match: re.Match[str]) -> str:
-    above, below = (part.strip(" $") for part in match.groups() if part is not None)
-    return (
-        f" {above}/{below}"
-        if _PLAIN_NUMBER.fullmatch(above) and _PLAIN_NUMBER.fullmatch(below)
-        else match[0]
-    )
-
-
-# The maximum number of digits for arithmetic, and the largest exponent. A longer number is not converted.
+# The maximum number of digits for arithmetic. A longer number is not converted.
 _LONGEST = 400
 _SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12, "k": 3}
 
@@ -159,12 +151,12 @@ _COUNTED = re.compile(
     rf"""
     (?P<before>(?:[A-Za-z ,':!?]|\.(?!\d)|(?<=\w)\.|-(?=[A-Za-z])|{_OTHER_SCRIPTS}){{0,200}}?)
     (?P<sign>\A[-+][ ]?|(?<!\w)(?:[-+]|(?i:minus|negative)[ ,:]+))?
-    (?:{_POWER}(?P<ten>[-+]?\d+)\}}?
+    (?:{_POWER}(?P<ten>[-+]?\d{{1,3}})\}}?
     |(?:(?P<mixed>\d+)[ ](?=\d+[ ]?/))?
      (?P<above>{_DECIMAL}\.?)
      (?:[ ]?/[ ]?(?P<below>{_DECIMAL}))?
-     (?:[eE](?P<exponent>[-+]?\d+)
-       |[ ]?[\u00d7*x][ ]?{_POWER}(?P<power>[-+]?\d+)\}}?
+     (?:[eE](?P<exponent>[-+]?\d{{1,3}})
+       |[ ]?[\u00d7*x][ ]?{_POWER}(?P<power>[-+]?\d{{1,3}})\}}?
        |[ ](?P<scale>{_SCALE})|(?P<kilo>[kK])(?!\w))?)
     (?P<after>(?:[A-Za-z ,.'!?()]|[-/](?=[A-Za-z])|\^\{{?[23]\}}?(?!\d)|{_OTHER_SCRIPTS}){{0,200}})
     """,
@@ -186,31 +178,36 @@ _NOT_AFTER = re.compile(
     |\A\W*(?-i:(?![mgLlhskKCFNJWVA])[A-Za-z])(?![^\W\d_])       # 5x, but 5 m""",
     re.VERBOSE | re.IGNORECASE,
 )
-# A fast path: most numbers have their canonical spelling already.
-_SIMPLE = re.compile(r"-?[1-9]\d*(?:\.\d*[1-9])?|0|-?0\.\d*[1-9]", re.ASCII)
 _MARKS = re.compile(r"(?:\b(?:US|AU|CA|NZ|HK|A|C))?\$|[%\u20ac\u00a3\u00a5\u20b9]")
 # The left side of an equation: words without digits, a calculation, or a name such as x_1 or f(2).
 _LEFT_SIDE = re.compile(r"\D*|[\W\d_]*|[^\W\d_][\w ,']{0,60}(?:_\{?\w+\}?|\(\w+\))?\s*")
 _DECIMAL_COMMA = re.compile(r"[\d. ]*[. ]\d{3},\d+")
 
 
-def normalise_number(text: str) -> str:
-    r"""Return the canonical spelling of a number: digits, with a decimal point if it has decimals, or a reduced fraction.
+def number_of(text: str) -> Fraction | None:
+    r"""Return the value of a text that is a number: digits, a decimal or a fraction.
 
-    The LaTeX and Markdown around it, currency and percent signs, thousands separators, a plus sign, leading zeros, trailing
-    zeros of decimals, a final period, a name before an equals sign, and words around a single number are removed. A text
-    that is not a number is returned without those marks and otherwise unchanged.
+    The LaTeX and Markdown around it, currency and percent signs, thousands separators, a name before an equals sign, and
+    words around a single number do not matter. None for a text that is not a number, for words that change the number,
+    and for more than `_LONGEST` digits.
 
-    >>> normalise_number("$1,234.50."), normalise_number(r"18\text{ dollars}"), normalise_number(r"\frac{2}{6}")
-    ('1234.5', '18', '1/3')
+    >>> number_of("$1,234.50."), number_of(r"18\text{ dollars}")
+    (Fraction(2469, 2), Fraction(18, 1))
     """
-    number = number_of(text)
-    return _bare(text) if number is None else number
-
-
-def number_of(text: str) -> str | None:
-    """Return `normalise_number(text)` if the text is a number, else None."""
-    return text if _SIMPLE.fullmatch(text) else _number(_bare(text))
+    match = _COUNTED.fullmatch(_bare(text))
+    if match is None or _NOT_BEFORE.search(match["before"]) or _NOT_AFTER.search(match["after"]):
+        return None
+    above = _plain_digits(match["above"] or "1")
+    below = _plain_digits(match["below"] or "1")
+    mixed = match["mixed"] or "0"
+    power = match["ten"] or match["exponent"] or match["power"] or "0"
+    if len(mixed + above + below + power) > _LONGEST or not Fraction(below):
+        return None
+    scale = match["scale"] or match["kilo"]
+    exponent = _SCALES[scale.lower()] if scale else int(power)
+    value = (int(mixed) + Fraction(above) / Fraction(below)) * Fraction(10) ** exponent
+    negative = match["sign"] is not None and "+" not in match["sign"]
+    return -value if negative else value
 
 
 def _bare(text: str) -> str:
@@ -223,34 +220,6 @@ def _bare(text: str) -> str:
     return trimmed(bare)
 
 
-def _number(bare: str) -> str | None:
-    """The spelling of the only number in a text without marks; None if it has no number, or words that change the number."""
-    match = _COUNTED.fullmatch(bare)
-    if match is None or _NOT_BEFORE.search(match["before"]) or _NOT_AFTER.search(match["after"]):
-        return None
-    negative = match["sign"] is not None and "+" not in match["sign"]
-    above = _plain_digits(match["above"] or "1")
-    below = _plain_digits(match["below"] or "1")
-    mixed = match["mixed"] or "0"
-    power = _power_of_ten(match)
-    if power is None:
-        return None
-    # A plain decimal of any length needs no arithmetic.
-    if not power and match["below"] is None:
-        whole, _, decimals = above.partition(".")
-        return _spelled(negative, whole, decimals)
-    if len(mixed + above + below) > _LONGEST or not Fraction(below):
-        return None
-    value = (int(mixed) + Fraction(above) / Fraction(below)) * Fraction(10) ** power
-    # Only a denominator of twos and fives gives finite decimals, at most as many as the denominator has bits.
-    places = value.denominator.bit_length()
-    scaled, rest = divmod(value.numerator * 10**places, value.denominator)
-    if rest:
-        return f"-{value}" if negative else str(value)
-    digits = str(scaled).rjust(places + 1, "0")
-    return _spelled(negative, digits[:-places], digits[-places:])
-
-
 def _plain_digits(text: str) -> str:
     """Digits with a decimal point and no other separator."""
     text = text.rstrip(".")
@@ -260,22 +229,6 @@ def _plain_digits(text: str) -> str:
     elif text.count(".") > 1:
         text = text.replace(".", "")
     return re.sub("[, '_]", "", text)
-
-
-def _power_of_ten(match: re.Match[str]) -> int | None:
-    """The exponent of the power of ten that multiplies the number; None if it is too large to write out."""
-    scale = match["scale"] or match["kilo"]
-    if scale:
-        return _SCALES[scale.lower()]
-    power = match["ten"] or match["exponent"] or match["power"] or "0"
-    return int(power) if len(power) < 6 and abs(int(power)) <= _LONGEST else None
-
-
-def _spelled(negative: bool, whole: str, decimals: str) -> str:
-    """A number without redundant zeros."""
-    whole, decimals = whole.lstrip("0") or "0", decimals.rstrip("0")
-    number = f"{whole}.{decimals}" if decimals else whole
-    return f"-{number}" if negative and number != "0" else number
 
 
 # Final answers
@@ -344,7 +297,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def final_answer(text: str) -> str | None:
-    r"""Return the final answer of a text, as written (see `normalise_number`).
+    r"""Return the final answer of a text, as written (see `number_of`).
 
     It is the first of these that the text has: the last nonempty `\boxed{}`; the rest of the line after the first `####`, if
     the text ends there or it is a number rather than a heading; the text between the last `<answer>` tags; the number after
@@ -383,7 +336,7 @@ def answer_cue(text: str) -> tuple[int, int] | None:
 def answers_match(a: str | None, b: str | None) -> bool:
     """Whether two answers are the same.
 
-    Numbers are compared by `normalise_number`, which ignores units (`18 dollars` equals `18 cents`); other texts are
+    Numbers are compared by `number_of`, which ignores units (`18 dollars` equals `18 cents`); other texts are
     compared without regard to letter case, spaces, and LaTeX or Markdown around them. A missing or empty answer matches
     nothing.
     """
@@ -393,8 +346,11 @@ def answers_match(a: str | None, b: str | None) -> bool:
     return left == right != ""
 
 
-def _comparable(answer: str) -> str:
-    return _SPACES.sub("", normalise_number(answer)).casefold().strip(".")
+def _comparable(answer: str) -> Fraction | str:
+    number = number_of(answer)
+    if number is not None:
+        return number
+    return _SPACES.sub("", _bare(answer)).casefold().strip(".")
 
 
 def after_hashes(text: str) -> str | None:
