@@ -31,7 +31,7 @@ USER, ANSWER, SYSTEM = (
 CHAT = [USER, ANSWER]
 
 
-# Rows of public data sets by name: the row, its chat, what a warning names, columns that describe the row.
+# Rows of public data sets by name: the row, its chat, what a warning names.
 ROWS = {one["name"]: one for one in lines(Path(__file__).parent / "public_rows.jsonl")}
 
 
@@ -40,9 +40,7 @@ def test_what_is_read_and_what_is_not(name):
     row = ROWS[name]["row"]
     messages = row_to_messages(row)
     assert messages == ROWS[name]["chat"]
-    rest = left_over(row, messages, {"steps"})
-    assert sorted(rest.texts) == ROWS[name]["texts"] and sorted(rest.others) == ROWS[name]["others"]
-    assert ("preference_pairs" in rest.notes) == ("rejected" in row)
+    assert sorted(left_over(row, messages, {"steps"})) == ROWS[name]["texts"]
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if len(ROWS[name]["chat"]) < 4])
@@ -116,7 +114,7 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
         {"prompt": said[:1], "completion": said[1:]},
     )
     for row in rows:
-        assert left_over(row, row_to_messages(row)).texts == ("key 'comment' of messages",)
+        assert left_over(row, row_to_messages(row)) == ["key 'comment' of messages"]
 
 
 @pytest.mark.parametrize(
@@ -166,18 +164,17 @@ def test_drop_longer():
 
 def test_one_warning_for_each_column_with_the_number_of_rows():
     rows = [{"id": f"r{n}", "question": Q, "answer": A, "hint": LONG, "level": "easy"} for n in range(3)]
-    rows += [{"question": Q, "answer": A}, {"messages": [*CHAT, USER]}, {"prompt": Q, "chosen": A, "rejected": LONG}]
+    rows += [{"question": Q, "answer": A}, {"prompt": Q, "chosen": A, "rejected": LONG}]
     report = stepjepa.check(rows)
-    found = {warning.name: (warning.count, warning.text) for warning in report.warnings}
-    assert found["unread"] == (3, "the text of column 'hint' is not read in 3 rows")
-    assert found["preference_pairs"][0] == found["ends_on_user"][0] == 1
-    assert "columns not read (ids, categories and the like): id, level" in str(report)
+    found = [(warning.count, warning.text) for warning in report.warnings if warning.name == "unread"]
+    assert found == [
+        (3, "the text of column 'hint' is not read in 3 rows"),
+        (1, "the text of column 'rejected' is not read in 1 row"),
+    ]
     _, _, data = encode(rows)
     lines = "\n".join(data.lines())
     assert "warning: the text of column 'hint' is not read in 3 rows: move it into the question or the answer" in lines
-    assert "warning: 1 row with a rejected answer, which is not read; only the preferred answer" in lines
-    assert "warning: 1 row with a user message at the end, which is only context; the answers" in lines
-    assert lines.count("warning:") == 3 and lines.count("columns not read") == 1
+    assert lines.count("warning:") == 2
     assert DataReport.from_dict(json.loads(json.dumps(data.to_dict()))).lines() == data.lines()
     # Two columns that are named are a choice.
     named = stepjepa.check(rows[:3], source_column="question", target_column="answer")
@@ -186,7 +183,7 @@ def test_one_warning_for_each_column_with_the_number_of_rows():
 
 def test_a_long_column_of_plain_text_is_reported():
     _, _, report = encode([{"text": f"{LONG} {LONG}", "abstract": LONG, "url": "https://a.org/b"}], objective="split")
-    assert report.unread == {"column 'abstract'": 1} and report.other_columns == {"url": 1}
+    assert report.unread == {"column 'abstract'": 1}
 
 
 TOOLS = [{"type": "function", "function": {"name": "legs", "description": "Counts legs", "parameters": None}}]

@@ -29,7 +29,7 @@ PADDED = {
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_labels_the_same(bpe_tokenizer, name):
     row = stream_row({"input_ids": IDS, **FORMS[name]}, bpe_tokenizer)
-    assert row.ids.tolist() == IDS and row.labels == ((2, 4), (5, 6)) and row.rest == ((), (), ())
+    assert row.ids.tolist() == IDS and row.labels == ((2, 4), (5, 6)) and row.unread == []
 
 
 @pytest.mark.parametrize("side", PADDED)

@@ -51,7 +51,7 @@ def test_calls_and_results_are_counted():
         "user, tool call": 1,
     }
     assert report.step_counts == {2: 1, 0: 1} and report.rows_skipped == {"switched_off": 1}
-    assert report.unread == {} and report.other_columns == {}
+    assert report.unread == {}
     (sample,) = report.samples
     assert list(sample.texts) == ["User", "Tool call", "Tool result", "Assistant"]
     assert '"city": "Oslo"' in sample.texts["Tool call"]

@@ -241,7 +241,6 @@ CONTENT_KEYS = ("content", "value")
 CALL, RESULT = "tool call", "tool result"
 SYSTEM_COLUMNS = ("system", "system_prompt")
 HISTORY, TOOLS, TEMPLATE_KWARGS = "history", "tools", "chat_template_kwargs"
-REJECTED = "rejected"
 # Columns next to token ids: 1 for a labelled token.
 MASKS = ("completion_mask", "assistant_masks", "loss_mask")
 # Keys that switch training on a message on or off: OpenAI's and ShareGPT's weight, Axolotl's, LLaMA-Factory's, others.
@@ -263,7 +262,6 @@ _READ_ELSEWHERE = {
     TOOLS,
     TEMPLATE_KWARGS,
     CHOSEN,
-    REJECTED,
 }
 # Columns that describe a row; a sentence in such a column is not meant for training, so it causes no warning.
 _DESCRIPTIONS = set(
@@ -274,20 +272,6 @@ _DESCRIPTIONS = set(
 # A text with more words than this is a sentence, not a label; in a script without spaces, one with more characters.
 _SENTENCE = 5
 _UNSPACED = 30
-
-
-class LeftOver(NamedTuple):
-    """The parts of a row that are not trained on.
-
-    Attributes:
-        texts: columns, and keys of messages, with text that is not read, as a warning names them.
-        others: columns of ids, categories, scores and the like.
-        notes: keys of `report.NOTES`.
-    """
-
-    texts: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 def switched_on(message: Mapping[str, Any], where: str) -> bool:
@@ -415,8 +399,8 @@ def as_list(value: object) -> object:
 
 def left_over(
     row: Mapping[str, Any], messages: Sequence[Mapping[str, str]], also: Iterable[str | None] = ()
-) -> LeftOver:
-    """Find the parts of a row that are not trained on.
+) -> list[str]:
+    """Name the columns and keys of messages that have text which is not trained on.
 
     Args:
         messages: the row's checked chat; empty for plain text.
@@ -437,23 +421,20 @@ def left_over(
     if messages:
         read |= {name for name in SYSTEM_COLUMNS if row.get(name) == messages[0]["content"]}
     # Every other column describes the row, or has text that is not read, unless a message contains that text.
-    texts, others = list[str](), list[str]()
+    texts = list[str]()
     for name, value in row.items():
         if name in read or value is None or (isinstance(value, (str, list, Mapping)) and not value):
             continue
         if str(name).lower() in _DESCRIPTIONS or not _is_text(value):
-            others.append(name)
-        elif not any(
+            continue
+        if not any(
             isinstance(value, str) and value.strip() in message["content"] for message in messages
         ):
             texts.append(f"column {name!r}")
     for message in _messages_in(row, columns):
         keys = (name for name in message if name not in _MESSAGE_KEYS and _is_text(message[name]))
         texts += [f"key {name!r} of messages" for name in keys]
-    notes = ["preference_pairs"] if row.get(REJECTED) is not None else []
-    if messages and messages[-1]["role"] == "user":
-        notes.append("ends_on_user")
-    return LeftOver(tuple(dict.fromkeys(texts)), tuple(others), tuple(notes))
+    return list(dict.fromkeys(texts))
 
 
 def _messages_in(row: Mapping[str, Any], columns: Iterable[str]) -> Iterator[Mapping[str, Any]]:

@@ -16,7 +16,6 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import (
     TOOL,
-    LeftOver,
     answer_column,
     answers_in,
     as_object,
@@ -160,7 +159,7 @@ class CheckedChat(NamedTuple):
         steps: the steps of the answers, or the reason why there are none; None if they are not needed.
         target: the text of the column of target views, or the reason why there is none; None without such a column.
         template_kwargs: the chat template's arguments for this row.
-        rest: the parts of the row that are not trained on.
+        unread: names of the parts of the row with text that is not trained on.
         rendered: the chat as the template writes it; None before rendering.
     """
 
@@ -169,7 +168,7 @@ class CheckedChat(NamedTuple):
     steps: RowSteps | RowError | None
     target: str | RowError | None = None
     template_kwargs: Mapping[str, Any] = {}
-    rest: LeftOver = LeftOver()
+    unread: Sequence[str] = ()
     rendered: RenderedChat | None = None
 
     @classmethod
@@ -209,16 +208,16 @@ class CheckedChat(NamedTuple):
             ]
         target_column = None if options.objective is None else options.objective.target_column
         # If the user names the columns of the views, the other columns are left out on purpose.
-        rest = LeftOver()
+        unread: Sequence[str] = ()
         if options.columns is None:
-            rest = left_over(as_object(row), messages, {rules.column, target_column})
+            unread = left_over(as_object(row), messages, {rules.column, target_column})
         return cls(
             messages,
             answers,
             steps=attempted(steps_of, row, answers, rules) if steps else None,
             target=target_text(row, target_column) if target_column else None,
             template_kwargs=template_kwargs,
-            rest=rest,
+            unread=unread,
             rendered=rendered,
         )
 
@@ -368,7 +367,7 @@ class RowEncoder:
         objective = self.options.objective
         ids = row.ids
         limit = min(self.options.max_length, self.options.max_positions or self.options.max_length)
-        report.see_left_over(row.rest)
+        report.unread.update(row.unread)
         labelled: list[tuple[np.ndarray, tuple[Span, ...]]]
         if row.labels is None:
             # Nothing predicts the first token of a block, so a last block of one token is left out.
@@ -481,7 +480,7 @@ class RowEncoder:
             report.system_prompts[opening["content"]] += 1
         else:
             report.without_system_prompt += 1
-        report.see_left_over(chat.rest)
+        report.unread.update(chat.unread)
         renderer = self.chats.using(chat.template_kwargs)
         unread = (name for name in chat.template_kwargs if not renderer.reads(name))
         report.unread.update(f"argument {name!r} of the chat template" for name in unread)

@@ -8,12 +8,12 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import REASONING, LeftOver, is_trained
+from stepjepa.data.columns import REASONING, is_trained
 from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
 from stepjepa.data.rendered import RenderedChat, quoted, switch_hint
 from stepjepa.data.steps import RowSteps, StepRules
 from stepjepa.errors import DataError, RowError, no_rows, said
-from stepjepa.utils.text import counted, escaped
+from stepjepa.utils.text import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,17 +53,6 @@ def reason_words(reason: str) -> str:
     return _REASONS.get(reason) or reason.replace("_", " ")
 
 
-# Key of a note -> what follows the number of rows in a warning, and its advice.
-NOTES = {
-    "preference_pairs": (
-        "with a rejected answer, which is not read; only the preferred answer is trained on",
-        "this is fine-tuning on the preferred answers, not preference training such as DPO",
-    ),
-    "ends_on_user": (
-        "with a user message at the end, which is only context; the answers before it are trained on",
-        "this is right if the chats were cut there; otherwise, add the answer or remove the message",
-    ),
-}
 _UNREAD_ADVICE = (
     "move it into the question or the answer if the model needs it, or remove it; "
     f"--{_NAME.source_column} and --{_NAME.target_column} select other columns"
@@ -294,8 +283,6 @@ class RowCounts(Counts):
         rows_read: all rows; `rows_skipped`: reason -> rows that cannot be used.
         first_skipped: reason -> place of the first such row, and what is wrong with it.
         unread: column, or key of messages, with text that is not read -> rows.
-        other_columns: column of ids, categories, scores and the like -> rows.
-        notes: key of `NOTES` -> rows.
     """
 
     source: str
@@ -304,14 +291,6 @@ class RowCounts(Counts):
     rows_skipped: Counter[str] = field(default_factory=Counter)
     first_skipped: dict[str, str] = field(default_factory=dict)
     unread: Counter[str] = field(default_factory=Counter)
-    other_columns: Counter[str] = field(default_factory=Counter)
-    notes: Counter[str] = field(default_factory=Counter)
-
-    def see_left_over(self, rest: LeftOver) -> None:
-        """Count the parts of a row that are not trained on."""
-        self.unread.update(rest.texts)
-        self.other_columns.update(rest.others)
-        self.notes.update(rest.notes)
 
     def row_warnings(self) -> Iterator[DataWarning]:
         """Yield a warning for each part of rows that is not trained on."""
@@ -320,19 +299,6 @@ class RowCounts(Counts):
             number = counted(rows, "row")
             text = f"the text of {what} is not read in {number}"
             yield DataWarning("unread", rows, total, text, _UNREAD_ADVICE)
-        for name, rows in self.notes.most_common():
-            what, advice = NOTES[name]
-            number = counted(rows, "row")
-            yield DataWarning(name, rows, total, f"{number} {what}", advice)
-
-    def other_lines(self) -> list[str]:
-        """Return a line with the columns that describe the rows; empty if there are none."""
-        names = sorted(name for name in self.other_columns if f"column {name!r}" not in self.unread)
-        return (
-            [f"columns not read (ids, categories and the like): {', '.join(map(escaped, names))}"]
-            if names
-            else []
-        )
 
     def skip(self, error: RowError, place: str, strict: bool = False) -> None:
         """Count a row that cannot be used; with `strict`, raise a DataError."""
@@ -447,7 +413,6 @@ class DataReport(RowCounts):
                 f"{self.tokens:,} tokens, {self.labelled_tokens:,} labelled, {longest}{ending}"
             )
         if warnings:
-            lines += self.other_lines()
             lines += self.steps.lines()
             lines += [f"warning: {text}: {advice}" for *_, text, advice in self.row_warnings()]
         elif self.token_length:

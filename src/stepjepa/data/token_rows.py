@@ -14,14 +14,13 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from stepjepa.data.columns import (
     MASKS,
-    LeftOver,
     left_over,
     refuse_half_characters,
 )
@@ -41,28 +40,28 @@ class StreamRow(NamedTuple):
     Attributes:
         ids: (T,) int32, without padding.
         labels: the labelled spans; None if no column labels tokens, so that all tokens are labelled.
-        rest: the parts of the row that are not read.
+        unread: names of the columns with text that is not read.
     """
 
     ids: np.ndarray
     labels: tuple[Span, ...] | None = None
-    rest: LeftOver = LeftOver()
+    unread: Sequence[str] = ()
 
 
 def stream_row(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> StreamRow:
     """Return a row in tokens: its ids, or its text with the tokenizer's own special tokens and its EOS at the end; RowError
     as in `stream_content`."""
     content = stream_content(row, len(tokenizer))
-    rest = left_over(row, ())
+    unread = left_over(row, ())
     if isinstance(content, StreamRow):
-        return content._replace(rest=rest)
+        return content._replace(unread=unread)
     ids = np.asarray(tokenizer(content, return_attention_mask=False)["input_ids"], dtype=np.int32)
     end = tokenizer.eos_token_id
     # Some tokenizers append their EOS by default, and a text may end in it.
     closed = end is None or (len(ids) and ids[-1] == end)
     if not closed:
         ids = np.append(ids, np.int32(end))
-    return StreamRow(ids, rest=rest)
+    return StreamRow(ids, unread=unread)
 
 
 def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | StreamRow:

@@ -186,7 +186,6 @@ class TextStatistics(RowCounts):
             f"  Rows: {self.rows_read:,} read, {self.rows_usable:,} usable, {skipped:,} skipped",
         ]
         lines += [f"    {line}" for line in self.skipped_lines()]
-        lines += [f"  {line}" for line in self.other_lines()]
         if self.streams:
             lines.append(f"  Plain text: {counted(self.streams, 'row')}")
         if self.chats:
@@ -279,7 +278,7 @@ class _Counter:
             raise chat.steps
         # `CheckedChat.of` was called with `steps`.
         assert chat.steps is not None
-        texts.see_left_over(chat.rest)
+        texts.unread.update(chat.unread)
         texts.steps.count(place, chat.steps)
         # An answer of n steps makes one pair (first) or n - 1 (all); answers that are only context make none.
         trained = map(is_trained, answers_in(chat.messages))
@@ -301,7 +300,7 @@ class _Counter:
     def _count_text(self, texts: TextStatistics, place: str, row: Mapping[str, Any]) -> str:
         """Count a row of plain text and return the text; RowError if it cannot be used."""
         text = _question_text(row, True, None)
-        texts.see_left_over(left_over(row, ()))
+        texts.unread.update(left_over(row, ()))
         texts.streams += 1
         texts.samples = texts.samples or [RowSample(place, {"Text": _cut(text)})]
         return text
