@@ -155,5 +155,5 @@ def test_examples_of_the_docs(tmp_path):
 def test_every_option_and_reason_is_in_the_docs():
     named = set(re.findall(r"`(\w+)`", PAGE))
     raised = set(re.findall(r'RowError\(\s*"(\w+)"', Path(prepare_rows.__file__).read_text()))
-    assert {*raised, "duplicate", "truncated_line", "not_utf8", "broken_json", "broken_csv", "line_too_long"} <= named
+    assert {*raised, "duplicate", "not_utf8", "broken_json", "broken_csv"} <= named
     assert len(raised) > 7 and set(PrepareOptions.__dataclass_fields__) <= set(re.findall(r"--(\w+)", PAGE))

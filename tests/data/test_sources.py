@@ -54,7 +54,7 @@ def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
     ("content", "line", "what"),
     [
         (f"{LINE}\n\n{{broken\n", 3, "broken JSON"),
-        (f"{LINE}\n{LINE}\n".encode() + b'{"question": "caf\xc3', 3, "in the middle of this line (inside a character)"),
+        (f"{LINE}\n{LINE}\n".encode() + b'{"question": "caf\xc3', 3, "not UTF-8 text (unexpected end of data)"),
         (json.dumps({"messages": MESSAGES}, indent=1), 1, "one JSON object per line is expected"),
         (f"{LINE}\n".encode() * 500 + b'{"question": "\xe9", "answer": ""}\n' + f"{LINE}\n".encode(), 501, "not UTF-8"),
         ('{"a": ' * 100_000, 1, "broken JSON (nested too deeply)"),

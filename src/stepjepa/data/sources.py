@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +20,7 @@ from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import is_stream
 from stepjepa.data.options import PairColumns
 from stepjepa.errors import DataError, RowError, attempted, said
-from stepjepa.utils.files import (
-    MAX_LINE_BYTES,
-    digest,
-    line_text,
-    line_value,
-    parse_json,
-    read_lines,
-    unchanged,
-)
+from stepjepa.utils.files import digest, parse_json, unchanged
 from stepjepa.utils.text import lone_surrogate
 
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
@@ -36,6 +29,8 @@ FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
 _TOKENIZER_ROWS = 50_000
 # Bytes at each end of a file that its fingerprint reads.
 _SAMPLED_BYTES = 2**16
+# A byte order mark, which some editors write at the start of a file, and white space.
+_BLANK = b"\xef\xbb\xbf \t\r\n"
 
 
 @contextlib.contextmanager
@@ -235,32 +230,33 @@ def file_rows(
 
 def _json_lines(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
     with open(path, "rb") as file:
-        for number, raw in enumerate(read_lines(file), 1):
+        for number, raw in enumerate(file, 1):
             # Lines of other shards are counted, but not parsed.
-            row = attempted(_json_line, raw) if number in part else None
-            if row is not None:
-                yield number, row
+            if number in part and raw.strip(_BLANK):
+                yield number, attempted(_json_line, raw)
 
 
 def _json_line(raw: bytes) -> object:
-    """The row of a line; None for a blank line."""
-    text = line_text(raw)
-    if not text:
-        return None
-    row = line_value(text, raw)
-    if row is None:
-        raise RowError("not_an_object", "the row is null, not an object with columns")
-    return row
+    """The row of a line."""
+    try:
+        return parse_json(raw)
+    except UnicodeDecodeError as error:
+        raise RowError(
+            "not_utf8", f"not UTF-8 text ({error.reason}); save the file as UTF-8"
+        ) from None
+    except json.JSONDecodeError as error:
+        why = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
+    except ValueError as error:
+        why = str(error)
+    raise RowError("broken_json", f"broken JSON ({why}); one JSON object per line is expected")
 
 
 def _is_array(path: Path) -> bool:
     """Whether a JSON file is one array of rows, rather than one row per line."""
     if path.suffix.lower() not in JSON_SUFFIXES:
         return False
-    # The first nonblank line decides, after a byte order mark if there is one.
     with reading(path), open(path, "rb") as file:
-        starts = (raw.lstrip(b"\xef\xbb\xbf \t\r\n") for raw in read_lines(file, 4096))
-        return next(filter(None, starts), b"").startswith(b"[")
+        return file.read(4096).lstrip(_BLANK).startswith(b"[")
 
 
 def _json_array(path: Path) -> Iterator[tuple[int, Any]]:
@@ -290,7 +286,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
 def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     """Rows of a CSV file, each with the line on which it ends; all values are text."""
     # The default limit, 128 KiB, is shorter than some answers.
-    csv.field_size_limit(MAX_LINE_BYTES)
+    csv.field_size_limit(2**31 - 1)
     # A byte that is not UTF-8 becomes a lone surrogate, so that only its row is broken.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.DictReader(file, strict=True)

@@ -1,10 +1,8 @@
-"""Files: atomic writes, lines of JSON that may be damaged, and manifests.
+"""Files: atomic writes, JSON, and manifests.
 
-With atomic writes, a reader sees either the old file or the complete new one, even after a crash or with a full disk. Lines
-are read as bytes, so that a bad line neither stops the reading nor shifts the numbers of later lines, and up to a limit, so
-that a file without line breaks cannot fill memory. ``manifest.json`` lists the files of a folder with sizes and checksums.
-It reveals truncated, damaged and missing files, and is written last, when every listed file is on the disk: a folder with a
-manifest is complete.
+With atomic writes, a reader sees either the old file or the complete new one, even after a crash or with a full disk.
+``manifest.json`` lists the files of a folder with sizes and checksums. It reveals truncated, damaged and missing files, and
+is written last, when every listed file is on the disk: a folder with a manifest is complete.
 """
 
 from __future__ import annotations
@@ -21,9 +19,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from operator import index
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
-from stepjepa.errors import ConfigError, DataError, RowError
+from stepjepa.errors import ConfigError, DataError
 
 # A JSON object.
 Record = dict[str, Any]
@@ -37,9 +35,6 @@ _MODEL_FILES = re.compile(
 )
 # The number and size of the samples that `model_parts` reads from a large file.
 _SAMPLES, _SAMPLE_BYTES = 64, 2**15
-# A longer line is refused before all of it is in memory.
-MAX_LINE_BYTES = 64 * 2**20
-_SKIPPED_AT_ONCE = 2**20
 # Deeper JSON could exceed the recursion limit of code that walks through it.
 _MOST_NESTED = 100
 # A JSON integer with more digits does not fit into a float.
@@ -262,9 +257,6 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
         ) from None
 
 
-# Lines of JSON
-
-
 @contextmanager
 def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
     """Require that a file does not change within this context.
@@ -297,66 +289,6 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         )
     if broken is not None:
         raise broken
-
-
-def read_lines(file: BinaryIO, limit: int = MAX_LINE_BYTES) -> Iterator[bytes]:
-    """The lines of a file from its current position, with their line endings.
-
-    A line of more than `limit` bytes is cut after ``limit + 1``; the rest is skipped before the next line.
-    """
-    while raw := file.readline(limit + 1):
-        yield raw
-        if len(raw) > limit and not raw.endswith(b"\n"):
-            while (rest := file.readline(_SKIPPED_AT_ONCE)) and not rest.endswith(b"\n"):
-                pass
-
-
-def line_text(raw: bytes) -> str:
-    """The text of a line of `read_lines`, without surrounding white space and byte-order mark.
-
-    Raises:
-        RowError: ``line_too_long``, ``not_utf8``, or ``truncated_line`` if the file ends inside a character.
-    """
-    if len(raw) > MAX_LINE_BYTES and not raw.endswith(b"\n"):
-        raise RowError(
-            "line_too_long",
-            f"the line has more than {MAX_LINE_BYTES >> 20} MiB; one row per line is expected",
-        )
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        if error.reason == "unexpected end of data" and error.end == len(raw):
-            raise _cut_off("inside a character") from None
-        raise RowError(
-            "not_utf8", f"not UTF-8 text ({error.reason}); save the file as UTF-8"
-        ) from None
-    return text.removeprefix("\ufeff").strip()
-
-
-def line_value(text: str, raw: bytes) -> object:
-    """The JSON value of a line; `text` is `line_text` of `raw`.
-
-    Raises:
-        RowError: ``broken_json``, or ``truncated_line`` if the file ends in the middle of the object.
-    """
-    try:
-        return parse_json(text)
-    except json.JSONDecodeError as error:
-        if not raw.endswith(b"\n") and text[:1] == "{" and text[-1:] != "}":
-            raise _cut_off(f"at character {len(text)}") from None
-        why = f"{error.msg.removesuffix(' at')} at character {error.pos + 1}"
-    except ValueError as error:
-        why = str(error)
-    raise RowError(
-        "broken_json", f"broken JSON ({why}); one JSON object per line is expected"
-    ) from None
-
-
-def _cut_off(where: str) -> RowError:
-    return RowError(
-        "truncated_line",
-        f"the file ends in the middle of this line ({where}); copy the file again, or remove the line",
-    )
 
 
 # Manifests
