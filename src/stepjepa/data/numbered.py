@@ -41,6 +41,10 @@ _MARKER = re.compile(
 )
 
 
+# The ranks of markers in bold and of plain ones; those in headings have the levels of the headings.
+_BOLD, _PLAIN = 7, 8
+
+
 class Marker(NamedTuple):
     """The marker that opens a numbered line.
 
@@ -50,8 +54,8 @@ class Marker(NamedTuple):
         width: columns of white space before it, four for a tab.
         family: common to the markers of a list: ``step``, or the sign after the number.
         value: the number.
-        strength: 3 in a heading, 2 in bold, else 1.
         level: level of the heading, else 0.
+        rank: 0 for the word for "step", else the level of the heading, `_BOLD`, or `_PLAIN`.
     """
 
     start: int
@@ -59,8 +63,8 @@ class Marker(NamedTuple):
     width: int
     family: str
     value: int
-    strength: int
     level: int
+    rank: int
 
 
 class Numbered(NamedTuple):
@@ -93,8 +97,7 @@ def numbered(text: Text) -> Numbered:
         cuts += after
         regions.append((items[0].start, min([*after, end])))
     spans = text.cut(cuts)
-    first = lists[0][0]
-    strong = first.family == "step" or first.strength > 1
+    strong = lists[0][0].rank < _PLAIN
     return Numbered(spans, strong or (len(spans) > 1 and _prevail(text, regions)))
 
 
@@ -129,8 +132,8 @@ def find_markers(text: Text) -> list[Marker]:
         value = int(word or match["number"] or match["inside"])
         width = len(match["lead"].expandtabs(4))
         level = (match["heading"] or "").count("#")
-        strength = 3 if level else 2 if match["bold"] else 1
-        markers.append(Marker(start, match.end() - 1, width, family, value, strength, level))
+        rank = 0 if word else level or (_BOLD if match["bold"] else _PLAIN)
+        markers.append(Marker(start, match.end() - 1, width, family, value, level, rank))
     return markers
 
 
@@ -141,20 +144,20 @@ def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
     numbers of the same kind, the first of the least indented lists wins. All other markers are items inside a step. A single
     marker opens no step.
     """
-    steps = [marker for marker in markers if marker.family == "step"]
-    if len(steps) > 1:
-        return _lists(steps)
-    for strength in (3, 2, 1):
-        families: dict[tuple[str, int], list[Marker]] = {}
-        for marker in markers:
-            if marker.strength == strength and marker.family != "step":
-                families.setdefault((marker.family, marker.level), []).append(marker)
-        outer = [_least_indented(family) for family in families.values()]
-        # An indentation of one column counts as none. The sort is stable: the first of equally indented lists wins.
-        for family in sorted(outer, key=lambda family: max(family[0].width, 1)):
-            lists = _lists(family)
-            if lists:
-                return lists
+    families: dict[tuple[int, str], list[Marker]] = {}
+    for marker in markers:
+        families.setdefault((marker.rank, marker.family), []).append(marker)
+    # The word for "step" counts at any indentation.
+    outer = [
+        family if family[0].family == "step" else _least_indented(family)
+        for family in families.values()
+    ]
+    # An indentation of one column counts as none. The sort is stable: the first of equally indented lists wins.
+    outer.sort(key=lambda family: (family[0].rank, max(family[0].width, 1)))
+    for family in outer:
+        lists = _lists(family)
+        if lists:
+            return lists
     return []
 
 
