@@ -130,6 +130,7 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     assert "line 2: step 2 of 2 is not in the answer after step 1: 'Double it.'" in str(warnings)
     said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
     assert report["pairs"] == 2 + 10 * 2
+    assert "steps: listed in 2 of 12 rows, else found by --step_splitter separator" in said
     assert "listed steps not used in 1 row: the steps in the row are not in its answer (first: " in said
     # Who names a splitter, or requires the column, gets that.
     record = checked(capsys, file, "--step_splitter", "lines")

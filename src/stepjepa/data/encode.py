@@ -288,7 +288,7 @@ class RowEncoder:
     def new_counts(self) -> StepCounts:
         """Empty counts of the origins of the steps in the data set."""
         return (
-            StepCounts.of(self.options.rules)
+            StepCounts(self.options.rules.name)
             if self.options.needs_steps and not self.streams
             else StepCounts()
         )

@@ -11,7 +11,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.columns import REASONING, is_trained
 from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
 from stepjepa.data.rendered import RenderedChat, quoted, switch_hint
-from stepjepa.data.steps import RowSteps, StepRules
+from stepjepa.data.steps import RowSteps
 from stepjepa.errors import DataError, RowError, no_rows, said
 from stepjepa.utils.text import counted
 
@@ -96,7 +96,6 @@ class StepCounts(Counts):
 
     Attributes:
         splitter: name of the splitter for rows that do not list their steps; empty if the objective needs no steps.
-        looked: whether a column may list steps.
         rows: kept rows whose steps were read.
         own: those among them that list their steps.
         unread: reason -> rows whose listed steps could not be used, so the splitter was used.
@@ -104,16 +103,10 @@ class StepCounts(Counts):
     """
 
     splitter: str = ""
-    looked: bool = False
     rows: int = 0
     own: int = 0
     unread: Counter[str] = field(default_factory=Counter)
     first_unread: dict[str, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, rules: StepRules) -> StepCounts:
-        """Return empty counts for a data set whose steps `rules` decide."""
-        return cls(rules.name, rules.column is not None)
 
     def count(self, place: str, steps: RowSteps) -> None:
         """Count one row."""
@@ -127,18 +120,12 @@ class StepCounts(Counts):
     @property
     def words(self) -> str:
         """The origin of the steps in words: the rows themselves, the splitter, or the number of rows for each."""
-        by_splitter = f"found by --{_NAME.step_splitter} {self.splitter}" + (
-            ", for each answer" if self.splitter == "auto" else ""
-        )
-        if not self.looked or (self.rows and not self.own):
+        by_splitter = f"found by --{_NAME.step_splitter} {self.splitter}"
+        if not self.own:
             return by_splitter
-        listed = "listed in the row" if self.rows == 1 else "listed in the rows"
-        if not self.rows:
-            return f"{listed}, else {by_splitter}"
         if self.own == self.rows:
-            return listed
-        rows = counted(self.own, "row")
-        return f"listed in {rows}, {by_splitter} in {self.rows - self.own:,}"
+            return "listed in the rows"
+        return f"listed in {self.own:,} of {counted(self.rows, 'row')}, else {by_splitter}"
 
     def lines(self) -> list[str]:
         """The counts, one fact per line; empty without a splitter."""

@@ -340,7 +340,7 @@ class TextReader:
         rules = rules_for(rows, method, columns)
         first_row = next((row for _, row in rows), None)
         plain_text = columns is None and is_stream(first_row)
-        steps = StepCounts.of(rules)
+        steps = StepCounts(rules.name)
         empty = TextStatistics(rows.name, rules.name, plain_text, steps=steps)
         self.rows = rows
         self.texts = deepcopy(empty)

@@ -358,7 +358,7 @@ class ExampleReader:
         args = self.args
         splitter = None
         train = self.reports.get("train")
-        if train is not None and train.steps.looked and args.step_splitter == "auto":
+        if train is not None and train.steps.splitter and args.step_splitter == "auto":
             # `auto` decides by the training data, so that both data sets are split in the same way.
             splitter = make_splitter(train.steps.splitter, args.step_separator)
         store = self._store(source, name, splitter)
