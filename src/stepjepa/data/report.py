@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -82,12 +83,23 @@ class Counts:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counts as a plain record for JSON."""
-        record: dict[str, Any] = {}
+        return {
+            name: value.to_dict() if isinstance(value, Counts) else copy(value)
+            for name, value in vars(self).items()
+        }
+
+    def read(self, record: Mapping[str, Any]) -> Self:
+        """Set the counts to those of a record of `to_dict`, and return them. Further entries, which other versions may have
+        written, are ignored."""
         for name, value in vars(self).items():
+            recorded = record.get(name)
+            if recorded is None:
+                continue
             if isinstance(value, Counts):
-                value = value.to_dict()
-            record[name] = dict(value) if isinstance(value, dict) else value
-        return record
+                value.read(recorded)
+            else:
+                setattr(self, name, Counter(recorded) if isinstance(value, Counter) else recorded)
+        return self
 
 
 @dataclass
@@ -378,11 +390,7 @@ class DataReport(RowCounts):
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> DataReport:
         """Return the report that a record holds."""
-        parts = {"steps": StepCounts, "prompts": PromptCounts}
-        counts = {
-            name: kind(**_known(kind, record.get(name) or {})) for name, kind in parts.items()
-        }
-        return cls(**{**_known(cls, record), **counts})
+        return cls("").read(record)
 
     def lines(self, warnings: bool = True) -> list[str]:
         """The report, one fact per line. Without `warnings`, the distribution of the lengths takes the place of the lines on
@@ -429,31 +437,12 @@ class DataReport(RowCounts):
         return lines + self.prompts.lines(warnings)
 
 
-def _known(kind: Any, record: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a record that are fields of a dataclass, with counts as `Counter`."""
-    # Other versions may have written further entries. Types are strings here, under `from __future__ import annotations`.
-    kinds = {entry.name: str(entry.type) for entry in fields(kind)}
-    return {
-        name: Counter(value) if "Counter" in kinds[name] else value
-        for name, value in record.items()
-        if name in kinds
-    }
-
-
-def trained_ending(counts: Iterable[Mapping[str, Any]]) -> str | None:
-    """Return the end of the generation prompt that the training data did not have, from the `PromptCounts` records
-    of a run's data sets; None if no record has endings."""
-    endings: Counter[str] = Counter()
-    for prompts in counts:
-        endings.update(prompts.get("endings") or {})
-    return endings.most_common(1)[0][0] if endings else None
-
-
 def recorded_ending(reports: Mapping[str, Any]) -> str | None:
-    """Return `trained_ending` of the data reports in a run's ``data_report.json``."""
-    training = (
-        report
-        for name, report in reports.items()
-        if name.startswith("train") and isinstance(report, dict)
-    )
-    return trained_ending(report.get("prompts") or {} for report in training)
+    """Return the end of the generation prompt that the training data did not have, from the data reports in a run's
+    ``data_report.json``; None if no report has endings."""
+    endings: Counter[str] = Counter()
+    for name, report in reports.items():
+        if name.startswith("train") and isinstance(report, dict):
+            prompts = report.get("prompts") or {}
+            endings.update(prompts.get("endings") or {})
+    return endings.most_common(1)[0][0] if endings else None

@@ -31,7 +31,7 @@ def read_record(place: Place) -> DataReport:
     try:
         for name, record in place.record("data_report.json").items():
             if name.startswith("train"):
-                report = DataReport.from_dict({"source": "", **record})
+                report = DataReport.from_dict(record)
                 # Several training sets may use different splitters.
                 if name != "train":
                     report.steps.splitter = ""

@@ -78,7 +78,7 @@ class Place:
 
     @property
     def trained_ending(self) -> str | None:
-        """See `data.report.trained_ending`."""
+        """See `data.report.recorded_ending`."""
         return recorded_ending(self.record("data_report.json"))
 
     def prompter(self, tokenizer: PreTrainedTokenizerBase, options: GeneratorOptions) -> Prompter:

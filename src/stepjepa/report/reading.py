@@ -166,7 +166,7 @@ def data_lines(reports: Mapping[str, Any]) -> list[str]:
     """The lines of the data reports of all splits, as training printed them."""
     lines = []
     for split, record in reports.items():
-        first, *others = DataReport.from_dict({"source": "", **record}).lines()
+        first, *others = DataReport.from_dict(record).lines()
         lines += [f"{split}: {first}", *others]
     return lines
 
