@@ -50,24 +50,10 @@ _LONG = 40
 
 @dataclass(frozen=True)
 class StepSplitter:
-    """Cuts a text into steps in one of the `STYLES`; for ``regex``, `separator` is the pattern.
-
-    Raises:
-        ConfigError: an unknown name, an empty separator, or a missing or broken pattern.
-    """
+    """Cuts a text into steps in one of the `STYLES`; for ``regex``, `separator` is the pattern. `make_splitter` makes it."""
 
     name: str
     separator: str = _BLANK_LINE
-
-    def __post_init__(self) -> None:
-        if self.name not in STYLES:
-            raise ConfigError(
-                f"{_NAME.step_splitter} is {self.name!r}; known splitters: {', '.join(STYLES)}"
-            )
-        if self.name == "regex":
-            _compiled(self.separator)
-        elif not self.separator:
-            raise ConfigError(f"{_NAME.step_separator} is empty; give the text between two steps")
 
     def spans(self, text: str) -> list[CharSpan]:
         """Return character spans (start, end) that cover `text` in order, without overlap; [] for a blank text.
@@ -98,14 +84,26 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
     not use `separator` compare equal, whatever its value.
 
     Raises:
-        ConfigError: as `StepSplitter`.
+        ConfigError: an unknown name, an empty separator, or a missing or broken pattern.
     """
+    if name not in STYLES:
+        raise ConfigError(
+            f"{_NAME.step_splitter} is {name!r}; known splitters: {', '.join(STYLES)}"
+        )
     if name == "regex":
-        return StepSplitter(name, "" if separator in (_BLANK_LINE, "\\n\\n") else separator)
+        # The default separator is no pattern.
+        if separator in ("", _BLANK_LINE, "\\n\\n"):
+            raise ConfigError(
+                f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'"
+            )
+        _compiled(separator)
+        return StepSplitter(name, separator)
     if name not in ("separator", "auto"):
         return StepSplitter(name)
     for escape, character in (("\\n", "\n"), ("\\r", "\r"), ("\\t", "\t")):
         separator = separator.replace(escape, character)
+    if not separator:
+        raise ConfigError(f"{_NAME.step_separator} is empty; give the text between two steps")
     return StepSplitter(name, separator)
 
 
@@ -152,10 +150,6 @@ def _matched(text: Text, pattern: str) -> list[CharSpan]:
 @lru_cache(maxsize=16)
 def _compiled(pattern: str) -> Any:
     """Compile a pattern with `regex`, whose search has a time limit, unlike that of `re`; ConfigError for a bad pattern."""
-    if not pattern:
-        raise ConfigError(
-            f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'"
-        )
     try:
         compiled = regex.compile(pattern, regex.MULTILINE)
         empty = compiled.search("", timeout=PATTERN_SECONDS) is not None
