@@ -35,7 +35,7 @@ def test_contexts_and_mixed_rows():
         ({"messages": ["hello"]}, "no_messages", "message 1 is not an object with 'role' and 'content'"),
         ({"messages": [{**CHAT[1], "content": [{"type": "text"}]}]}, "content_not_text", "has content of type list"),
         ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
-        ({"a\n\x1b[2J": 1, "b" * 99: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 80 + "...; expected"),
+        ({"a\n\x1b[2J": 1, "b" * 999: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 306 + " ... " + "b" * 158),
     ],
 )
 def test_rows_that_are_refused_by_name(row, reason, words):

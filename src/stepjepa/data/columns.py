@@ -16,10 +16,9 @@ from stepjepa.config.option import Names
 from stepjepa.data.options import STEPS_COLUMN, StepsOptions
 from stepjepa.errors import RowError
 from stepjepa.utils.files import parse_json
-from stepjepa.utils.text import escaped, lone_surrogate
+from stepjepa.utils.text import lone_surrogate, one_line
 
 _NAME = Names(StepsOptions)
-_SHOWN_COLUMNS = 20
 TOTAL_COLUMN = "total_steps"
 # The preferred side of a preference pair: an answer, or a complete chat.
 CHOSEN = "chosen"
@@ -106,16 +105,11 @@ def column_value(row: Mapping[str, object], name: str, default: object = None) -
 def listed_columns(row: Mapping[Any, object]) -> str:
     """List the names of a row's columns in a short printable line; for a column that holds an object, the names of its
     keys."""
-    inner = {
-        name: [f"{name}.{key}" for key in value]
-        for name, value in row.items()
-        if isinstance(value, Mapping)
-    }
-    names = [" ".join(label.split()) for name in row for label in inner.get(name) or [str(name)]]
-    shown = [
-        escaped(name if len(name) <= 80 else f"{name[:80]}...") for name in names[:_SHOWN_COLUMNS]
-    ]
-    return ", ".join(shown + ["..."] * (len(names) > _SHOWN_COLUMNS)) or "none"
+    names: list[str] = []
+    for name, value in row.items():
+        keys = value if isinstance(value, Mapping) else ()
+        names += [f"{name}.{key}" for key in keys] or [str(name)]
+    return one_line(", ".join(names)) or "none"
 
 
 def absent(row: Mapping[str, object], name: str) -> str:

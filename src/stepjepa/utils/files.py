@@ -264,8 +264,8 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
     A file that is being written looks damaged, so if it changed, this is reported instead of the block's DataError.
 
     Raises:
-        DataError: the file was written to, replaced or removed meanwhile.
-        OSError: the file does not exist at the start.
+        DataError: the file was written to or replaced meanwhile.
+        OSError: the file does not exist at the start, or at the end.
     """
     before = os.stat(path)
     broken: DataError | None = None
@@ -273,12 +273,7 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except DataError as error:
         broken = error
-    try:
-        now = os.stat(path)
-    except FileNotFoundError:
-        raise DataError(
-            f"{path}: the file was removed while it was being read; give a file that stays in place"
-        ) from None
+    now = os.stat(path)
     if (now.st_ino, now.st_size, now.st_mtime_ns) != (
         before.st_ino,
         before.st_size,
@@ -346,24 +341,22 @@ def mismatch(folder: Path, only_weights: bool = False, checksums: bool = True) -
     """
     files = listed_files(folder)
     if files is None:
-        damaged = (folder / MANIFEST).exists()
-        return f"{MANIFEST} cannot be read" if damaged else f"it has no {MANIFEST}"
-    for name in files:
-        if not (folder / name).is_file():
+        return f"it has no {MANIFEST} that can be read"
+    for name, entry in files.items():
+        path = folder / name
+        if not path.is_file():
             return f"{name} is missing"
-    compared = {
-        name: entry for name, entry in files.items() if not only_weights or name.endswith(_WEIGHTS)
-    }
-    for name, entry in compared.items():
-        size = (folder / name).stat().st_size
+        if only_weights and not name.endswith(_WEIGHTS):
+            continue
+        size = path.stat().st_size
         if size != entry["bytes"]:
             return f"{name} has {size:,} bytes instead of {entry['bytes']:,}"
-    for name, entry in compared.items() if checksums else ():
         try:
-            if checksum(folder / name) != entry["sha256"]:
-                return f"{name} is damaged: its checksum differs"
+            damaged = checksums and checksum(path) != entry["sha256"]
         except OSError as error:
             return f"{name} cannot be read ({error.strerror or error})"
+        if damaged:
+            return f"{name} is damaged: its checksum differs"
     return None
 
 
