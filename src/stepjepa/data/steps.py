@@ -24,9 +24,9 @@ import regex
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import CharSpan, Text, text_of
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.columns import TOTAL_COLUMN, answers_in, column_value, listed_steps
+from stepjepa.data.columns import answers_in, column_value, listed_steps
 from stepjepa.data.numbered import numbered
-from stepjepa.data.options import SPLITTERS, STEPS_COLUMN, STYLES, PairColumns, StepsOptions
+from stepjepa.data.options import SPLITTERS, STYLES, PairColumns, StepsOptions
 from stepjepa.data.rendered import quoted
 from stepjepa.errors import ConfigError, RowError, attempted
 
@@ -351,14 +351,6 @@ def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -
             earlier = [[] if rules.required else split(answer) for answer in answers[:-1]]
             return RowSteps([*earlier, last], own=True)
     return RowSteps([split(answer) for answer in answers], unread=unread)
-
-
-def names_steps(row: object, column: str = STEPS_COLUMN) -> bool:
-    """Whether a row's columns say that its answer has several steps: by a list of them, or by their number."""
-    if not isinstance(row, Mapping):
-        return False
-    steps, total = row.get(column), row.get(TOTAL_COLUMN)
-    return (isinstance(steps, list) and len(steps) > 1) or (isinstance(total, int) and total > 1)
 
 
 def spans_of_steps(text: str, steps: Sequence[str]) -> list[CharSpan]:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,8 +21,7 @@ import torch
 from stepjepa.config.option import Names, unread_options
 from stepjepa.config.yaml_file import dump_yaml, representable
 from stepjepa.data.sources import RowSource, texts_of
-from stepjepa.data.steps import names_steps
-from stepjepa.errors import ConfigError, StepJepaError, writing
+from stepjepa.errors import ConfigError, writing
 from stepjepa.modeling.extras import PREDICTORS_FILE
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer
 from stepjepa.modeling.lora import lora_config, quantization, token_rows
@@ -40,8 +38,6 @@ from stepjepa.utils.terminal import is_main_process, say
 from stepjepa.utils.text import clock, counted
 
 _NAME = Names(RunOptions, JEPAConfig)
-# Number of rows per file that are checked for answers with steps.
-_ROWS = 20
 # A learning rate that differs from the default by more than this factor is reported as unusual.
 _FAR = 5
 # Width of the column of labels, in characters.
@@ -242,7 +238,9 @@ def make_trainer(
     """The trainer of a run, with its data, tokenizer and model."""
     # A preset's tokenizer is trained on the texts of the data; a resumed run loads it from the checkpoint.
     preset = is_preset(run.model_name)
-    sources = _training_sources(run, config)
+    sources = [
+        RowSource(name, run.dataset_split, config.streaming) for name in run.train_file or ()
+    ]
     texts = texts_of(sources, config.columns)
     tokenizer = load_tokenizer(
         str(checkpoint) if checkpoint and preset else run.model_name, texts, run.trust_remote_code
@@ -284,11 +282,6 @@ def make_trainer(
     trainer.run_options = run
     trainer.view.published = run.debug_level >= 1
     return trainer
-
-
-def _training_sources(run: RunOptions, options: JEPAOptions) -> list[RowSource]:
-    files = run.train_file or ()
-    return [RowSource(name, run.dataset_split, options.streaming) for name in files]
 
 
 def _write_report(trainer: JEPATrainer, output: Path) -> None:
@@ -353,25 +346,7 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
             f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so only the LM loss is trained"
         )
     lines += map(str, without_effect(options, given))
-    if _NAME.objective not in given and has_steps(run, options):
-        lines.append(
-            f"the data has steps, but no objective is given: this trains {options.objective} with K = "
-            f"{options.predictors}, whose views are question and answer; --step_jepa trains Step-JEPA, step 1 -> step 2"
-        )
     return [*lines, *map(str, unread_options(run, given))]
-
-
-def has_steps(run: RunOptions, options: JEPAOptions) -> bool:
-    """Whether the first rows of the training data mark the steps of their answers."""
-    try:
-        return any(
-            names_steps(row, options.steps_column)
-            for rows in _training_sources(run, options)
-            for _, row in islice(rows, _ROWS)
-        )
-    except StepJepaError:
-        # The run itself reports this error, so the note need not.
-        return False
 
 
 # Output: the start-up summary and the result
