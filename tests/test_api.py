@@ -33,6 +33,5 @@ def test_a_command_is_a_function_also_where_a_package_has_its_name():
 
 
 def test_a_first_row_that_is_no_object_does_not_fail_after_training(tmp_path):
-    file = tmp_path / "train.jsonl"
-    file.write_text("null\n")
-    assert "--metric exact" in api._next_commands(RunOptions(train_file=[str(file)]), tmp_path)
+    (tmp_path / "a.jsonl").write_text("null\n")
+    assert "--metric exact" in api._next_commands(RunOptions(train_file=[str(tmp_path / "a.jsonl")]), tmp_path)

@@ -50,8 +50,7 @@ def test_calls_and_results_are_counted():
         "user, tool call, tool result, tool call, tool result, assistant": 1,
         "user, tool call": 1,
     }
-    assert report.step_counts == {2: 1, 0: 1} and report.rows_skipped == {"switched_off": 1}
-    assert report.unread == {}
+    assert report.step_counts == {2: 1, 0: 1} and report.rows_skipped == {"switched_off": 1} and report.unread == {}
     (sample,) = report.samples
     assert list(sample.texts) == ["User", "Tool call", "Tool result", "Assistant"]
     assert '"city": "Oslo"' in sample.texts["Tool call"]

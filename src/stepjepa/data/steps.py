@@ -92,7 +92,7 @@ def make_splitter(name: str, separator: str = _BLANK_LINE) -> StepSplitter:
         )
     if name == "regex":
         # The default separator is no pattern.
-        if separator in ("", _BLANK_LINE, "\\n\\n"):
+        if separator in (_BLANK_LINE, "\\n\\n"):
             raise ConfigError(
                 f"regex needs a pattern; give it in {_NAME.step_separator}, such as '^Step [0-9]+'"
             )
