@@ -16,7 +16,6 @@ Shapes: N labelled positions, D width, V vocabulary, P pairs.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -93,14 +92,6 @@ class Choice(NamedTuple):
         return (
             3 if not self.forward else 2 if self.forward == "two_pass" else 1 - bool(self.attention)
         )
-
-
-class Verdict(NamedTuple):
-    """The fault of a form (empty if it has none), and the largest relative distance of its logits, loss and states from
-    the model's own; NaN if it does not run."""
-
-    fault: str
-    off: float = math.nan
 
 
 def choose_forward(
@@ -207,19 +198,6 @@ def _reached(output: Tensor) -> set[int]:
     return reached
 
 
-def exactness(
-    model: nn.Module, vocabulary: int, attention: str, predictor_ids: Sequence[int] = ()
-) -> Verdict:
-    """Test packed rows under an attention of transformers or of `masks.OWN`; arguments as in `choose_forward`.
-
-    Under autocast, all numbers have its dtype.
-    """
-    with torch.no_grad(), unchanged(model), window_of(model, _WINDOW):
-        trial = _Trial(model, vocabulary, tuple(predictor_ids))
-        fault = trial.plain_fault()
-        return Verdict(fault) if fault else trial.verdict("packed", attention)
-
-
 def _choice(
     model: nn.Module,
     asked: str,
@@ -250,10 +228,9 @@ def _choice(
                     _NAME.attn_implementation,
                 )
             # `inline` differs from the model's own numbers by design, so the mask is tested with `packed` first.
-            reason = trial.verdict("packed", attention).fault
-            reason = reason or (
-                trial.verdict("inline", attention).fault if best == "inline" else ""
-            )
+            reason = trial.form_fault("packed", attention)
+            if not reason and best == "inline":
+                reason = trial.form_fault("inline", attention)
             if not reason:
                 return Choice(best, attention)
     return Choice("two_pass", FLEX if is_flex(original) else "", reason)
@@ -280,7 +257,7 @@ class _Trial:
         # Not with FlexAttention, which would be compiled for these passes.
         original = text_config(self._inner.config)._attn_implementation
         with attention_of(self._inner, "eager" if is_flex(original) else original):
-            return self._own_fault() or self.verdict("two_pass").fault
+            return self._own_fault() or self.form_fault("two_pass")
 
     def _own_fault(self) -> str:
         """Run the model's own forward. Returns why its logits cannot be trained on, empty if they can."""
@@ -305,8 +282,9 @@ class _Trial:
         self._logits = torch.cat(logits_of_labels)
         return ""
 
-    def verdict(self, form: str, attention: str = "") -> Verdict:
-        """Compare a form under an attention (empty for the model's own) with the reference.
+    def form_fault(self, form: str, attention: str = "") -> str:
+        """Compare a form under an attention (empty for the model's own) with the reference. Returns the fault of the form,
+        empty if it has none.
 
         Args:
             form: ``two_pass`` (must come first: its states are the reference), ``packed`` or ``inline``.
@@ -328,7 +306,7 @@ class _Trial:
             in_training = self._training_fault(form, attention)
         except Exception as error:
             what = "it does not run" if form == "two_pass" else "it does not take the mask"
-            return Verdict(f"{what} ({said(error, lines=1)[:200]})")
+            return f"{what} ({said(error, lines=1)[:200]})"
         errors = []
         # The LM loss of `inline` differs by design, since the tokens that predict its labels see the predictors.
         if form != "inline":
@@ -344,8 +322,7 @@ class _Trial:
             distance(side, expected) for side, expected in zip(states, self._states, strict=True)
         ]
         # The largest of errors that include NaN is NaN, which is never within the limit.
-        off = float(np.max(errors))
-        return Verdict(in_training if off <= self._limit else fault, off)
+        return in_training if np.max(errors) <= self._limit else fault
 
     def _training_fault(self, form: str, attention: str) -> str:
         """The fault that a form has only in training mode; empty if it has none."""
