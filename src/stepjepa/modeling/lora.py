@@ -58,11 +58,11 @@ def check_lora(peft_config: PeftConfig, advice: str = "") -> None:
     Raises:
         ConfigError: the adapter is not a LoRA, or has a feature that cannot be exported.
     """
-    # An enum of PEFT, or a string in a configuration that the user built.
-    kind = getattr(peft_config.peft_type, "value", peft_config.peft_type)
-    if kind != "LORA":
+    # Equal to a string, whether it is an enum of PEFT or a string in a configuration that the user built.
+    if peft_config.peft_type != "LORA":
+        kind = type(peft_config).__name__
         raise ConfigError(
-            f"peft_config has the type {kind}, but only LoRA can be trained; give a LoraConfig"
+            f"peft_config is a {kind}, but only LoRA can be trained; give a LoraConfig"
         )
     for name, reason in _NOT_EXPORTED.items():
         if getattr(peft_config, name, None):

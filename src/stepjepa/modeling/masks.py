@@ -160,9 +160,9 @@ def attention_forward(
             return flex_attention_forward(module, query, key, value, attention_mask, **kwargs)
     if not isinstance(attention_mask, PlanMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    for name in ("softcap", "s_aux", "position_bias"):
-        if kwargs.get(name) is not None:
-            raise ValueError(f"attention by segments has no {name}")
+    # Other features that it lacks are also unknown to `sdpa`, which it replaces.
+    if kwargs.get("position_bias") is not None:
+        raise ValueError("attention by segments has no position_bias")
     # With grouped queries several query heads share a key and a value head.
     groups = getattr(module, "num_key_value_groups", 1)
     output = segmented_attention(
