@@ -135,17 +135,9 @@ def _forest_forward(
     if batch.views is not None:
         views = layer_states(model, batch.views, layers)
         by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
-    states = by_layer[None]
-    if layers != {None} or any(side.vectors is not None for side in sides):
-        predicting = states.index_select(0, batch.label_positions)
-        vectors = [read_layers(by_layer, side) for side in sides]
-    else:
-        # One gather for all reads, so that the backward pass scatters once.
-        parts = [batch.label_positions, *(side.positions for side in sides)]
-        predicting, *vectors = states.index_select(0, torch.cat(parts)).split(
-            [len(part) for part in parts]
-        )
-    source, target = vectors[0], vectors[1] if separate is None else separate
+    predicting = by_layer[None].index_select(0, batch.label_positions)
+    source = read_layers(by_layer, batch.sources)
+    target = read_layers(by_layer, batch.targets) if separate is None else separate
 
     # The LM loss is complete here; the objective adds its parts below.
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)
@@ -316,25 +308,14 @@ def run_backbone(
     With `read_N` (distinct positions) only the states at these positions are complete, see `trimmed`.
     """
     part = backbone(model)
-    if _takes_positions(part):
+    # Bloom, with ALiBi, takes none.
+    if "position_ids" in inspect.signature(type(part).forward).parameters:
         kwargs["position_ids"] = positions_RT
     with (
         nullcontext() if read_N is None else trimmed(part, read_N),
         with_predictors(model, ids_RT) as known_ids,
     ):
         return part(input_ids=known_ids, attention_mask=mask, use_cache=False, **kwargs)
-
-
-def _takes_positions(part: nn.Module) -> bool:
-    """Whether a backbone, or the language model inside it, takes `position_ids` (Bloom with ALiBi does not)."""
-    parameters = inspect.signature(type(part).forward).parameters
-    decoder = getattr(part, "language_model", None)
-    passes_on = any(
-        parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()
-    )
-    return "position_ids" in parameters or (
-        passes_on and decoder is not None and _takes_positions(decoder)
-    )
 
 
 def last_mlp(backbone: nn.Module) -> nn.Module | None:
