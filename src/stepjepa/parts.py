@@ -30,7 +30,7 @@ from stepjepa.data.options import ReadingOptions
 from stepjepa.data.report import DataReport
 from stepjepa.data.types import Batch, Example, ForestOutput
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.extras import begin_targets, move_targets, target_encoder
+from stepjepa.modeling.extras import begin_targets, move_targets
 from stepjepa.modeling.load import check_vocabulary, max_positions
 from stepjepa.modeling.parts import (
     causal_lm,
@@ -237,7 +237,7 @@ def forward(model: nn.Module, batch: Batch, step: int = 0) -> ForestOutput:
     plain = extract_model_from_parallel(model)
     objective = setup_of(plain).objective
     # At the first step rather than in `attach`: the copy must be of sharded weights, and FSDP shards them after `attach`.
-    if objective.makes_pairs and target_encoder(causal_lm(plain)) is None:
+    if objective.makes_pairs:
         begin_targets(plain, objective.options.target_encoder)
     # DDP and FSDP synchronise gradients only if the wrapper itself is called.
     return model(batch=batch, step=step)  # type: ignore[no-any-return]

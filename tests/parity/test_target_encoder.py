@@ -74,7 +74,7 @@ def test_another_model_encodes_the_targets(tmp_path, tokenizer, changes, case):
     folder = saved_model(tmp_path / "encoder", tokenizer, **changes)
     run = prepare(tokenizer, {"objective": "step_jepa", **case, "target_encoder": folder})
     assert_flops(run, run.collator()(run.examples), run.collator("two_pass")(run.examples))
-    other = target_encoder(run.model).other
+    other = target_encoder(run.model)
     # Every target alone in a row, at the positions that it has in the forest.
     targets = []
     for example in run.examples:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from stepjepa.modeling.extras import target_encoder
+from stepjepa.modeling.extras import TargetEncoder, target_encoder
 from stepjepa.modeling.forward import causal_lm
 from stepjepa.modeling.lora import lora_config
 from stepjepa.training.trainer import JEPATrainer
@@ -180,7 +180,7 @@ def test_the_shadows_follow_the_formula(tmp_path, tokenizer, peft):
     adapter = lora_config(4, dropout=0.0) if peft else None
     trainer = trainer_for(tmp_path, tokenizer, peft=adapter, max_steps=4, **STEPS, **options)
     inner = causal_lm(trainer.model)
-    encoder, recorder = target_encoder(inner), Recorder(inner)
+    encoder, recorder = TargetEncoder(trainer.model), Recorder(inner)
     trainer.add_callback(recorder)
     trained = {name for name, p in inner.named_parameters() if p.requires_grad and "jepa.head" not in name}
     assert set(encoder.shadow) == trained and (not peft or len(trained) < len(weights(inner)))
@@ -205,7 +205,7 @@ def test_targets_come_from_the_shadows_and_sources_from_the_weights(tmp_path, to
     options = {"objective": "step_jepa", "target_encoder": "ema", "forward": forward}
     trainer = trainer_for(tmp_path, tokenizer, peft=lora_config(4, dropout=0.0) if peft else None, **options)
     model, batch = trainer.model, batch_of(trainer)
-    encoder = target_encoder(causal_lm(model))
+    encoder = TargetEncoder(model)
 
     def states():
         model.eval()
@@ -233,7 +233,7 @@ def test_targets_come_from_the_shadows_and_sources_from_the_weights(tmp_path, to
 def test_under_autocast_the_trunk_keeps_its_own_weights(tmp_path, tokenizer):
     trainer = trainer_for(tmp_path, tokenizer, target_encoder="ema", **STEPS)
     batch = batch_of(trainer)
-    encoder = target_encoder(trainer.model)
+    encoder = TargetEncoder(trainer.model)
     with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
         alone = trainer.model(batch=batch)
     for shadow in encoder.shadow.values():

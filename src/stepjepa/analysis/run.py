@@ -285,7 +285,7 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
         method: how views are read; the order of the predictors and the layer of the head are those of the model's own run.
 
     Raises:
-        ConfigError: the model cannot be loaded, or has no predictors for one of the horizons.
+        ConfigError: the model cannot be loaded, or has separate predictors for other horizons.
     """
     with quiet():
         tokenizer = chat_tokenizer(load_place_tokenizer(place, options.trust_remote_code), method)
@@ -297,13 +297,11 @@ def load_analyzed(place: Place, method: JEPAOptions, options: AnalyzeOptions) ->
     if extras.head is not None and extras.head.target_width != embedding_rows(inner).shape[1]:
         head = extras.head = None  # it predicts the states of another model
     grouped = len(extras.groups) > 1
-    if grouped:
-        if not set(groups) <= set(extras.groups):
-            known = ", ".join(map(str, extras.groups))
-            raise ConfigError(
-                f"{place.name}: has separate predictors for the horizons {known}; give one of them with --{_NAME.horizon}"
-            )
-        extras.keep_groups(groups)
+    if grouped and groups != extras.groups:
+        known = " ".join(map(str, extras.groups))
+        raise ConfigError(
+            f"{place.name}: has separate predictors for its horizons; give --{_NAME.multi_horizon} {known}"
+        )
 
     # Saved with the model (`attach_saved`), else kept in its vocabulary.
     if extras.predictors is not None:

@@ -147,15 +147,10 @@ class PredictorRows(nn.Module):
         It yields the ids (R, T) to call the model with. All of them are in the vocabulary, since other modules read ids too
         (per-layer embeddings, routers). Every call gives the rows a gradient, even one without predictors, as DDP expects.
         Nothing waits for the device.
-
-        Raises:
-            ConfigError: the model did not call its embedding, so the rows had no effect.
         """
         is_predictor = ids_RT >= self.first
-        used: list[bool] = []
 
         def put_in(module: nn.Module, arguments: Any, output_RTD: Tensor) -> Tensor:
-            used.append(True)
             rows_KD = embedded(module, self.weight)
             # Indexing by a boolean mask would wait for the device. Instead every token looks up a row; a token of the
             # vocabulary looks up an additional row, which gets no gradient.
@@ -167,10 +162,6 @@ class PredictorRows(nn.Module):
 
         with embedding.register_forward_hook(put_in):
             yield ids_RT.clamp(max=self.first - 1)
-        if not used:
-            raise ConfigError(
-                "the model does not call its input embedding, so it cannot take predictor tokens; use predictors=0"
-            )
 
 
 def embedded(embedding: nn.Module, weight_KD: Tensor) -> Tensor:
@@ -255,19 +246,6 @@ class TrainedExtras(nn.Module):
         self.predictors, self.head, self.objective = predictors, head, objective
         self.in_state_dict = False
         self.register_load_state_dict_post_hook(_ignore_missing)
-
-    def keep_groups(self, groups: Sequence[int]) -> None:
-        """Keep only the rows and heads of these groups, in this order. Raises ValueError: a group does not exist."""
-        numbers = [self.groups.index(group) for group in groups]
-        if self.predictors is not None:
-            weight = self.predictors.weight.detach()
-            rows_GKD = weight.unflatten(0, (len(self.groups), -1))
-            kept = rows_GKD[numbers].flatten(0, 1)
-            self.predictors.weight = nn.Parameter(kept)
-        if self.head is not None:
-            layers = [self.head.layers[number] for number in numbers]
-            self.head.layers = nn.ModuleList(layers)
-        self.groups = tuple(groups)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """As `nn.Module.state_dict`, but empty unless `in_state_dict` is set."""
@@ -358,28 +336,20 @@ class TargetEncoder:
     """
 
     def __init__(self, model: nn.Module, moves: bool = True):
-        self._model, self._weights = model, dict[str, nn.Parameter]()
-        self.moves = moves
-        self.shadow: dict[str, Tensor] = {}
-        self.begin()
-        object.__setattr__(causal_lm(model), _ENCODER, self)
-
-    def begin(self) -> None:
-        """Start from the current weights if they are new objects, which sharding creates."""
-        free_gathered(self._model)
-        weights = {
+        free_gathered(model)
+        self._model, self.moves = model, moves
+        self._weights = {
             name: parameter
-            for name, parameter in causal_lm(self._model).named_parameters()
+            for name, parameter in causal_lm(model).named_parameters()
             if parameter.requires_grad
             and not is_extra(name, HEAD)
             and not is_extra(name, OBJECTIVE)
         }
-        if any(weight is not self._weights.get(name) for name, weight in weights.items()):
-            self.shadow = {name: parameter.detach().clone() for name, parameter in weights.items()}
-            # In float32: with lower precision, a step of 1 - m would round to zero.
-            if self.moves:
-                self.shadow = {name: value.float() for name, value in self.shadow.items()}
-        self._weights = weights
+        self.shadow = {name: weight.detach().clone() for name, weight in self._weights.items()}
+        # In float32: with lower precision, a step of 1 - m would round to zero.
+        if moves:
+            self.shadow = {name: value.float() for name, value in self.shadow.items()}
+        object.__setattr__(causal_lm(model), _ENCODER, self)
 
     @torch.no_grad()
     def update(self, momentum: float) -> None:
@@ -421,31 +391,15 @@ class TargetEncoder:
         torch.clear_autocast_cache()
 
 
-class OtherEncoder:
-    """A separate model that encodes the targets of a causal LM. It is not trained, sharded or saved.
-
-    Attributes:
-        shadow: the weights that a checkpoint must keep; there are none.
-    """
-
-    def __init__(self, inner: PreTrainedModel, other: PreTrainedModel):
-        self.other = other.eval().requires_grad_(False)
-        self.shadow: dict[str, Tensor] = {}
-        object.__setattr__(inner, _ENCODER, self)
-
-    @contextmanager
-    def in_place(self) -> Iterator[PreTrainedModel]:
-        """Yield the model that encodes targets."""
-        yield self.other
+def set_target_encoder(inner: PreTrainedModel, other: PreTrainedModel) -> None:
+    """Let a separate model encode the targets of a causal LM. It is not trained, sharded or saved."""
+    object.__setattr__(inner, _ENCODER, other.eval().requires_grad_(False))
 
 
 def begin_targets(model: nn.Module, kind: str) -> None:
     """Let the current weights of a model encode its targets from now on, if the `kind` of target encoder is ``ema`` or
-    ``frozen``. A further call starts again if the weights are new objects."""
-    encoder = target_encoder(causal_lm(model))
-    if isinstance(encoder, TargetEncoder):
-        encoder.begin()
-    elif kind in (EMA, FROZEN):
+    ``frozen`` and it has none yet. Sharding creates new weights, so it must come before this."""
+    if kind in (EMA, FROZEN) and target_encoder(causal_lm(model)) is None:
         TargetEncoder(model, moves=kind == EMA)
 
 
@@ -463,15 +417,17 @@ def move_targets(model: nn.Module, options: EMAOptions, done: float) -> None:
         encoder.update(end - (end - options.ema_momentum) * share)
 
 
-def target_encoder(inner: PreTrainedModel) -> TargetEncoder | OtherEncoder | None:
-    """The target encoder of a causal LM; None if the model encodes its targets itself."""
+def target_encoder(inner: PreTrainedModel) -> TargetEncoder | PreTrainedModel | None:
+    """What encodes the targets of a causal LM: shadows of its weights or a separate model; None if it does so itself."""
     return inner.__dict__.get(_ENCODER)
 
 
 def encoding_model(inner: PreTrainedModel) -> AbstractContextManager[PreTrainedModel]:
     """A context that yields the model that encodes the targets of a causal LM."""
     encoder = target_encoder(inner)
-    return nullcontext(inner) if encoder is None else encoder.in_place()
+    if isinstance(encoder, TargetEncoder):
+        return encoder.in_place()
+    return nullcontext(inner if encoder is None else encoder)
 
 
 # Files
@@ -483,11 +439,9 @@ def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool) ->
     inner = causal_lm(model)
     # Gathering is collective, so it comes before the writing that only some processes do.
     encoder, extras = target_encoder(inner), trained_extras(inner)
-    shadow = (
-        {}
-        if encoder is None
-        else {name: whole(value).cpu() for name, value in encoder.shadow.items()}
-    )
+    shadow = {}
+    if isinstance(encoder, TargetEncoder):
+        shadow = {name: whole(value).cpu() for name, value in encoder.shadow.items()}
     free_gathered(model)
     with whole_weights(extras, here):
         if here:
@@ -532,7 +486,6 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
                 "predictors); start the run over"
             ) from None
     if isinstance(encoder, TargetEncoder):
-        encoder.begin()
         for name, value in load_file(Path(folder) / EMA_FILE).items():
             encoder.shadow[name].copy_(like(value, encoder.shadow[name]))
 

@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from stepjepa.data.types import Batch, Rows
 from stepjepa.losses.lm import chunk_rows
-from stepjepa.modeling.extras import OtherEncoder, target_encoder, trained_extras
+from stepjepa.modeling.extras import target_encoder, trained_extras
 from stepjepa.modeling.forward import run_backbone
 from stepjepa.modeling.masks import attention_of, segment_plan
 from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
@@ -187,9 +187,9 @@ class ModelCost:
                 if predictor is not None:
                     source = count(lambda: predictor(last_states.detach().requires_grad_())) / 4
             encoder = target_encoder(inner)
-            if isinstance(encoder, OtherEncoder):
-                with _measured(encoder.other), torch.no_grad():
-                    forward = backbone(encoder.other)
+            if isinstance(encoder, PreTrainedModel):
+                with _measured(encoder), torch.no_grad():
+                    forward = backbone(encoder)
         cost = cls(train, forward, whole, again, chunk_rows(vocabulary), source)
         if objective is None:
             return cost

@@ -20,13 +20,13 @@ from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
 from stepjepa.modeling.extras import (
-    OtherEncoder,
     PredictorRows,
     add_extras,
     known_predictors,
     placed_predictors,
     predictor_names,
     release,
+    set_target_encoder,
 )
 from stepjepa.modeling.forward import (
     attach_forest_forward,
@@ -195,7 +195,7 @@ def set_up_model(
     if encoder is not None:
         encoder_forward = "two_pass" if forward == "two_pass" else "packed"
         choose_forward(encoder, encoder_forward, vocabulary_size(encoder), device, keep=compiled)
-        OtherEncoder(inner, encoder)
+        set_target_encoder(inner, encoder)
     # Distributed processes would wait for the gradients of parameters that no text reaches.
     frozen = freeze_unreached(model)
     if frozen:

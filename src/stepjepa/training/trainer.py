@@ -234,7 +234,6 @@ class JEPATrainer(CheckpointedTrainer):
         if sharded:
             self._set_up_sharding(trained)
         if self.setup.objective.makes_pairs:
-            begin_targets(trained, args.target_encoder)
             self.add_callback(TargetEncoderCallback())
         # `self.view` and `self.bars` replace both; in a notebook, the first would show a table.
         self.remove_callback(DEFAULT_PROGRESS_CALLBACK)
