@@ -30,7 +30,7 @@ def long_examples(predictors):
 def test_equals_dense_attention_in_value_and_gradient(made, window, predictors):
     examples = made(len(predictors))
     batch = ForestCollator(predictors, 0, one_row=True)(examples).rows
-    apart = [len(forest) > 1 for forest in segment_plan(batch, window).forests]
+    apart = [len(forest) > 1 for forest in segment_plan(batch, window)]
     assert any(apart) is (examples[0].trunk.size == 300)
     tokens = batch.input_ids.shape[1]
     generator = torch.Generator().manual_seed(0)
@@ -70,16 +70,16 @@ def test_a_long_forest_attends_segment_by_segment_and_a_short_one_as_one(monkeyp
     batch, plan = plan_of(long, short)
     assert batch.input_ids.shape == (1, 434)
     assert batch.forests.tolist() == [[0, 432], [432, 434]]
-    assert plan.sizes == (0, 432, 0, 2, 0) and shapes == [(1, 1, 2, 432)]
-    trunk, branch, target = plan.forests[0]
+    assert shapes == [(1, 1, 2, 432)]
+    trunk, branch, target = plan[0]
     assert (trunk.length, trunk.branch, trunk.mask) == (400, False, None)
     assert (branch.length, branch.branch) == (2, True)
     assert branch.mask[:, :10].all() and not branch.mask[:, 10:400].any()
     assert branch.mask[:, 400:].int().tolist() == [[1, 0], [1, 1]]
     assert (target.length, target.branch, target.mask) == (30, False, None)
-    assert [(only.length, only.mask) for only in plan.forests[1]] == [(2, None)]
+    assert [(only.length, only.mask) for only in plan[1]] == [(2, None)]
     whole, plan = plan_of(paired([10, 11, 12, 13], [(2, 4)], [Views(1, 2, 4)], predictors=2))
-    (only,) = plan.forests[0]
+    (only,) = plan[0]
     assert (only.length, only.branch) == (8, False) and torch.equal(only.mask, dense_mask(whole)[0, 0])
 
 

@@ -249,7 +249,7 @@ def _keys(rows: Rows) -> int:
     if rows.forests is None:
         return rows.input_ids.numel() * rows.input_ids.shape[1]
     keys = 0
-    for segments in segment_plan(rows).forests:
+    for segments in segment_plan(rows):
         for segment in segments:
             seen = segment.length + segment.branch * segments[0].length
             keys += segment.length * seen

@@ -231,33 +231,21 @@ class AttendedSegment(NamedTuple):
     mask: Tensor | None
 
 
-class SegmentPlan(NamedTuple):
-    """The forests of a batch, in the order of their positions.
-
-    Attributes:
-        forests: the segments of each forest, in order.
-        sizes: lengths of the alternating stretches of padding and forests in the flattened (R * T) positions.
-    """
-
-    forests: tuple[tuple[AttendedSegment, ...], ...]
-    sizes: tuple[int, ...]
+# The segments of each forest of a batch, in the order of their positions.
+SegmentPlan = tuple[tuple[AttendedSegment, ...], ...]
 
 
 def segment_plan(rows: Rows, window: int | None = None) -> SegmentPlan:
-    """Plan attention by segments for packed rows, in a layer with sliding window `window`."""
+    """Plan attention by segments for forests in one row without padding, in a layer with sliding window `window`."""
     assert rows.forests is not None
     flat = [value.flatten() for value in (rows.input_ids, rows.position_ids, *packed_fields(rows))]
-    forests, sizes = [], []
-    end = 0
-    # Masks are built for each forest as a separate row (1, L). Between two forests there may be padding.
-    for start, stop in sorted(rows.forests.tolist()):
+    plan = []
+    # Masks are built for each forest as a separate row (1, L).
+    for start, stop in rows.forests.tolist():
         ids, positions, *fields = (value[None, start:stop] for value in flat)
         forest = Rows(ids, positions, None, *fields)
-        forests.append(_segments(forest, window))
-        sizes += [start - end, stop - start]
-        end = stop
-    sizes.append(rows.input_ids.numel() - end)
-    return SegmentPlan(tuple(forests), tuple(sizes))
+        plan.append(_segments(forest, window))
+    return tuple(plan)
 
 
 def _segments(forest: Rows, window: int | None) -> tuple[AttendedSegment, ...]:
@@ -293,33 +281,22 @@ def segmented_attention(
     dropout: float = 0.0,
     scale: float | None = None,
 ) -> Tensor:
-    """Scaled dot-product attention under the visibility rule, (R, H, T, D) like the inputs; padding gets zeros.
+    """Scaled dot-product attention under the visibility rule, (1, H, T, D) like the inputs.
 
     Equal to dense attention with `visibility.dense_mask` up to rounding. A token's result depends only on its forest.
     """
-    rows, heads, tokens, _ = query.shape
-    # Split along tokens in the memory layout of the projections, (R * T, H, D): one split, and thus one gradient, for all
-    # forests, without a copy into another layout.
+    # Split along tokens in the memory layout of the projections, (1, T, H, D): one split, and thus one gradient, for all
+    # segments, without a copy into another layout.
+    lengths = [segment.length for forest in plan for segment in forest]
     queries, keys, values = (
-        part.transpose(1, 2).reshape(1, rows * tokens, heads, -1).split(plan.sizes, dim=1)
-        for part in (query, key, value)
+        iter(part.transpose(1, 2).split(lengths, dim=1)) for part in (query, key, value)
     )
     outputs = []
-    for number, size in enumerate(plan.sizes):
-        # Even stretches are padding, see `SegmentPlan.sizes`.
-        if number % 2 == 0:
-            if size:
-                outputs.append(query.new_zeros(1, size, heads, value.shape[-1]))
-            continue
-        segments = plan.forests[number // 2]
-        lengths = [segment.length for segment in segments]
-        parts = zip(
-            *(part[number].split(lengths, dim=1) for part in (queries, keys, values)), strict=True
-        )
-        # The first segment of a forest is the trunk, whose keys and values its branches share.
-        trunk_k = trunk_v = None
-        for segment, (q, k, v) in zip(segments, parts, strict=True):
-            if trunk_k is None or trunk_v is None:
+    for forest in plan:
+        for segment in forest:
+            q, k, v = next(queries), next(keys), next(values)
+            # The first segment of a forest is the trunk, whose keys and values its branches share.
+            if segment is forest[0]:
                 trunk_k, trunk_v = k, v
             elif segment.branch:
                 k, v = torch.cat([trunk_k, k], dim=1), torch.cat([trunk_v, v], dim=1)
@@ -333,7 +310,7 @@ def segmented_attention(
                 scale=scale,
             )
             outputs.append(attended.transpose(1, 2))
-    return torch.cat(outputs, dim=1).reshape(rows, tokens, heads, -1).transpose(1, 2)
+    return torch.cat(outputs, dim=1).transpose(1, 2)
 
 
 # Sliding windows
