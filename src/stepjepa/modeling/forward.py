@@ -25,7 +25,7 @@ from stepjepa.data.types import LM, Batch, ForestOutput, LossPart, Rows, StateRe
 from stepjepa.errors import ConfigError
 from stepjepa.losses.distances import combine
 from stepjepa.modeling.extras import encoding_model, trained_extras, with_predictors
-from stepjepa.modeling.masks import AttentionMask, attention_masks, heeds_window
+from stepjepa.modeling.masks import AttentionMask, attention_masks
 from stepjepa.modeling.parts import (
     backbone,
     causal_lm,
@@ -79,9 +79,8 @@ def attach_forest_forward(
     """
     inner: Any = causal_lm(model)
     original = own_forward(inner)
-    # Both test the model once and keep the result. They do so now because the model must not be wrapped or sharded yet.
+    # This tests the model once and keeps the result. It does so now because the model must not be wrapped or sharded yet.
     output_head(inner, vocabulary)
-    heeds_window(inner)
 
     # PEFT passes the arguments of the model's own forward too, all None.
     def forward(

@@ -1,5 +1,4 @@
-"""Turns the visibility rule into a form that a model takes: a mask for each kind of layer, or attention by segments. Also
-tests whether a model uses its sliding window.
+"""Turns the visibility rule into a form that a model takes: a mask for each kind of layer, or attention by segments.
 
 Under a dense mask, attention over a row of T tokens costs T x T, whichever pairs are visible. In attention by segments,
 every trunk and every isolated target attends causally to itself, and a branch attends to its trunk and itself under its
@@ -47,20 +46,14 @@ from stepjepa.forest.visibility import (
 )
 from stepjepa.modeling.options import ModelOptions
 from stepjepa.modeling.parts import (
-    backbone,
     compute_dtype,
-    distance,
-    plain_ids,
     text_config,
-    unchanged,
 )
 
 AttentionMask = Tensor | BlockMask | dict[str, Tensor | BlockMask]
 _NAME = Names(ModelOptions)
 SEGMENTS, FLEX = OWN = ("stepjepa_segments", "stepjepa_flex_attention")
 _WINDOW = "sliding_window"
-# The attribute of a model that keeps the result of `heeds_window`.
-_HEEDS = "_stepjepa_heeds_window"
 # How many compiled forms of FlexAttention to keep, one for each kind of layer, dtype and shape, with and without gradient.
 _FORMS = 64
 
@@ -94,7 +87,7 @@ def attention_masks(model: PreTrainedModel, rows: Rows) -> AttentionMask:
     out for attention by segments its plan. A mask is (R, 1, T, T).
     """
     config = text_config(model.config)
-    window = getattr(config, _WINDOW, None) if heeds_window(model) else None
+    window = getattr(config, _WINDOW, None)
 
     def build(length: int | None) -> Tensor | BlockMask:
         if rows.forests is not None:
@@ -337,32 +330,3 @@ def window_of(model: torch.nn.Module, length: int) -> Iterator[None]:
     finally:
         for owner, original in originals:
             setattr(owner, _WINDOW, original)
-
-
-def heeds_window(model: PreTrainedModel) -> bool:
-    """Whether the `sliding_window` of the configuration changes what the model computes; tested once per model.
-
-    A class without windows ignores such an entry in its configuration, and so must the masks.
-    """
-    if _HEEDS not in vars(model):
-        object.__setattr__(model, _HEEDS, _try_window(model))
-    return vars(model)[_HEEDS]
-
-
-def _try_window(model: PreTrainedModel) -> bool:
-    """Compare the states of nine tokens under a short window with those under a window longer than the text."""
-    ids = plain_ids(model)
-    if not getattr(text_config(model.config), _WINDOW, None) or ids.is_meta:
-        return True
-    states = []
-    try:
-        with torch.no_grad(), unchanged(model):
-            for length in (2, 2 * ids.shape[1]):
-                with window_of(model, length):
-                    states.append(backbone(model)(input_ids=ids, use_cache=False)[0].float())
-    except Exception:
-        # The start-up trial reports a model that does not run.
-        return True
-    narrow, wide = states
-    # NaN compares as false, and counts as a difference.
-    return not distance(narrow, wide) <= 1e-5

@@ -38,7 +38,6 @@ from stepjepa.modeling.masks import (
     SEGMENTS,
     attention_of,
     forward_only,
-    heeds_window,
     is_flex,
     masks_unsupported,
     row_multiple,
@@ -147,11 +146,6 @@ def choose_forward(
         use_attention(inner, choice.attention)
     if choice.reason:
         logger.warning("%s: forward %s, because %s", name, choice.forward, choice.reason)
-    if not heeds_window(inner):
-        logger.warning(
-            "%s: its configuration has a sliding_window that it does not use; every token sees all tokens before it",
-            name,
-        )
     return choice.forward
 
 
