@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from stepjepa import export
 from stepjepa.api import train
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.lora import token_rows, untrained_rows
+from stepjepa.modeling.lora import is_untrained, token_rows
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import rate_line
@@ -138,12 +138,12 @@ def spoil(kind, weight, index):
 @pytest.mark.parametrize(
     ("kind", "part"), [("zero", "model.embed_tokens"), ("equal", "lm_head"), ("mean", "model.embed_tokens")]
 )
-def test_untrained_rows(kind, part, chatml):
+def test_an_untrained_row(kind, part, chatml):
     end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
     model = tiny_model("llama", vocab_size=len(chatml))
-    assert untrained_rows(model, [end, start]) == []
+    assert not is_untrained(model, end)
     spoil(kind, model.get_submodule(part).weight, end)
-    assert untrained_rows(model, [end, start, end + 3]) == [end]
+    assert [is_untrained(model, token) for token in (end, start, end + 3)] == [True, False, False]
 
 
 def test_an_untrained_end_of_turn_is_a_warning(tmp_path, chatml, caplog):

@@ -18,7 +18,7 @@ from transformers import BitsAndBytesConfig
 
 from stepjepa.config.option import Names
 from stepjepa.config.values import did_you_mean
-from stepjepa.data.tokens import answer_end, template_marks, usable_renderer
+from stepjepa.data.tokens import answer_end, usable_renderer
 from stepjepa.errors import ConfigError, library, said
 from stepjepa.modeling.options import LoRAOptions
 from stepjepa.modeling.parts import (
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("stepjepa")
 _NAME = Names(LoRAOptions)
 _TOKENS = f"--{_NAME.train_tokens}"
-# Two rows closer than this count as equal, in the unit of `untrained_rows`.
+# Two rows closer than this count as equal, in the unit of `is_untrained`.
 _UNTRAINED = 0.05
 # Features of a `LoraConfig` that neither a merged model nor an adapter on the unchanged base can represent.
 _NOT_EXPORTED = {
@@ -100,23 +100,18 @@ def warn_of_untrained(
 ) -> None:
     """Warn if the row of the token that ends an answer was not trained in the base model and is not trained by the
     adapter."""
-    # The message lists the template's other untrained tokens too, for `--train_tokens`.
     inner = causal_lm(model)
-    renderer = usable_renderer(tokenizer, template_kwargs)
-    end = answer_end(tokenizer, renderer)
-    marks = dict.fromkeys([end, *template_marks(tokenizer, renderer)])
-    known = [index for index in marks if index is not None and index < vocabulary_size(inner)]
-    untrained = untrained_rows(inner, known)
-    if end not in untrained:
+    end = answer_end(tokenizer, usable_renderer(tokenizer, template_kwargs))
+    if end is None or end >= vocabulary_size(inner) or not is_untrained(inner, end):
         return
-    names = tokenizer.convert_ids_to_tokens(untrained)
+    name = str(tokenizer.convert_ids_to_tokens(end))
     logger.warning(
         "the embedding of %s was never trained in the base model, and LoRA does not change it, so the model can hardly "
         "learn to end an answer; give %s %s (in Python LoraConfig(trainable_token_indices=%s))",
-        escaped(str(tokenizer.convert_ids_to_tokens(end))),
+        escaped(name),
         _TOKENS,
-        escaped(shlex.join(names)),
-        token_rows(inner, tokenizer, names),
+        escaped(shlex.quote(name)),
+        token_rows(inner, tokenizer, [name]),
     )
 
 
@@ -143,31 +138,30 @@ def token_rows(
     return {name_of(model, part): ids for part in parts}
 
 
-def untrained_rows(model: PreTrainedModel, ids: Sequence[int]) -> list[int]:
-    """The tokens of `ids` whose row in the embedding or the output head was never trained and is not trained by the adapter.
+def is_untrained(model: PreTrainedModel, token: int) -> bool:
+    """Whether a token's row in the embedding or the output head was never trained and is not trained by the adapter.
 
     Such a row is near zero, near the mean of all rows (where resizing puts new ones), or equal to another token's row.
     Distances are in units of the median distance of a row from the mean.
     """
-    untrained = set[int]()
     for part in (model.get_input_embeddings(), model.get_output_embeddings()):
         weight_VD = None if part is None else plain_module(part).weight.detach()
+        # A LoRA on the whole matrix trains every row.
         if weight_VD is None or weight_VD.is_meta or hasattr(part, "lora_A"):
             continue
-        # PEFT's wrapper for trained token rows; with a LoRA on the whole matrix (above) every row is trained.
+        # PEFT's wrapper for trained token rows.
         adapter: Any = getattr(part, "token_adapter", None)
-        trained = () if adapter is None else adapter.token_indices[adapter.active_adapters[0]]
+        if adapter is not None and token in adapter.token_indices[adapter.active_adapters[0]]:
+            continue
         mean_D = weight_VD.mean(0, dtype=torch.float32)
-        unit = _distances(weight_VD, mean_D).median()
-        for index in set(ids).difference(trained):
-            row_D = weight_VD[index].float()
-            # The row's distance from itself, 0, is replaced by its distance from zero, so that one minimum covers both.
-            distances_V = _distances(weight_VD, row_D)
-            distances_V[index] = row_D.norm()
-            closest = torch.minimum(distances_V.min(), (row_D - mean_D).norm())
-            if closest < _UNTRAINED * unit:
-                untrained.add(index)
-    return [index for index in ids if index in untrained]
+        row_D = weight_VD[token].float()
+        # The row's distance from itself, 0, is replaced by its distance from zero, so that one minimum covers both.
+        distances_V = _distances(weight_VD, row_D)
+        distances_V[token] = row_D.norm()
+        closest = torch.minimum(distances_V.min(), (row_D - mean_D).norm())
+        if closest < _UNTRAINED * _distances(weight_VD, mean_D).median():
+            return True
+    return False
 
 
 def _distances(weight_VD: Tensor, point_D: Tensor) -> Tensor:
