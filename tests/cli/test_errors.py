@@ -38,9 +38,7 @@ FILES = {
     "views": [{"question": "How many?", "answer": "One.\n\nTwo."}, PAIR, {"messages": []}],
 }
 STUDY = "data: builtin\nbase: {model_name: tiny, max_steps: 4}\narms: {regular: {objective: regular}}\nseeds: [1, 2]\n"
-FOLDERS = (
-    "bare folder.html runs/step unfinished/checkpoint-9 unfinished/checkpoint-10 two_gguf no_template t5 no_weights"
-)
+FOLDERS = "bare folder.html runs/step unfinished/checkpoint-9 unfinished/checkpoint-10 no_template t5 no_weights"
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +53,6 @@ def home(tmp_path_factory):
     (folder / "study.yaml").write_text(STUDY)
     for name in FOLDERS.split():
         (folder / name).mkdir(parents=True)
-    for name in ("model.Q4_1.gguf", "model.Q8_0.gguf"):
-        (folder / "two_gguf" / name).write_bytes(b"GGUF")
     tokenizer = load_tokenizer("tiny", (message["content"] for row in FILES["rows"] for message in row["messages"]))
     sizes = {"vocab_size": len(tokenizer)}
     small, wide = tiny_model("llama", **sizes), tiny_model("llama", hidden_size=48, **sizes)
@@ -88,11 +84,10 @@ TRAIN = [
     ("mixed.jsonl --strict_data", "line 2", "'assistant'", "--strict_data"),
     ("step.jsonl --step_jepa", "no example has a pair", "--step_splitter"),
     ("good.jsonl --max_length 4", "line 1", "max_length is 4", "raise --max_length"),
-    ("good.jsonl --model_name no_tokenizer", "the folder has no tokenizer (tokenizer.json", "save_pretrained"),
+    ("good.jsonl --model_name no_tokenizer", "the tokenizer cannot be loaded (", "save_pretrained"),
     ("good.jsonl --model_name no_template", "no chat template", "--chat_template FILE"),
     ("good.jsonl --model_name t5", "--model_name t5: is an encoder-decoder model; give a causal language model"),
     ("good.jsonl --model_name adapter", "is a LoRA adapter"),
-    ("good.jsonl --model_name two_gguf", "holds several models (model.Q4_1.gguf, model.Q8_0.gguf); give the path of"),
     ("good.jsonl --model_name runs/stpe", "--model_name runs/stpe: no such folder; did you mean runs/step?"),
 ]
 # On rows.jsonl.
@@ -170,7 +165,11 @@ MODELS = [
     ("evaluate ./rows.jsonl rows.jsonl --metric exact", "is a file; give the model's folder, or a GGUF file"),
     ("evaluate bare rows.jsonl --metric exact", "no model in this folder"),
     ("evaluate unfinished rows.jsonl --metric exact", "the run has not ended: use unfinished/checkpoint-10"),
-    ("evaluate no_weights rows.jsonl --metric exact", "the folder has no weights (model.safetensors)"),
+    (
+        "evaluate no_weights rows.jsonl --metric exact",
+        "the model cannot be loaded (",
+        "no file named model.safetensors",
+    ),
     ("evaluate model rows.jsonl --metric exact --system_prompt x --use_test_prompts", "--use_test_prompts keeps"),
     ("evaluate model rows.jsonl --metric exact --attn_implementation fast", "cannot be loaded"),
     ("evaluate model rows.jsonl --metric exact --backend vllm", "pip install 'stepjepa[vllm]'"),

@@ -26,7 +26,6 @@ from stepjepa.modeling.forward import loss_view
 from stepjepa.modeling.load import (
     GGUF_SUFFIX,
     check_local,
-    gguf_file,
     is_preset,
     load_adapter,
     load_model,
@@ -116,7 +115,7 @@ def find_model(name: str) -> Place:
         )
     if (folder / _ADAPTER).is_file():
         return _adapter_place(name, folder)
-    if not (folder / "config.json").is_file() and gguf_file(name) is None:
+    if not (folder / "config.json").is_file():
         # By length first: checkpoint-900 comes before checkpoint-1000.
         checkpoints = sorted(
             folder.glob("checkpoint-*"), key=lambda path: (len(path.name), path.name)

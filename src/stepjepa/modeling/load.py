@@ -45,11 +45,6 @@ if TYPE_CHECKING:
 ATTENTION_ASKED = "_stepjepa_attention_asked"
 _NAME = Names(ModelOptions)
 MODEL = f"--{_NAME.model_name}"
-# What a folder lacks if a model or tokenizer cannot be loaded from it, in the words of a message.
-_PARTS = {
-    "model": "weights (model.safetensors)",
-    "tokenizer": "tokenizer (tokenizer.json, tokenizer_config.json)",
-}
 BOS, END, PAD, UNKNOWN = "<|bos|>", "<|end|>", "<|pad|>", "<|unknown|>"
 ROLE_MARKERS = ("<|system|>", "<|user|>", "<|assistant|>")
 
@@ -323,17 +318,12 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
             f"{MODEL} {name}: out of memory while the {what} was loaded ({said(error, lines=1)[:200]}); use a smaller "
             f"model, or a lower-precision dtype (--{_NAME.dtype} bfloat16)"
         )
-    reason = f"the {what} cannot be loaded ({said(error, lines=1)})"
-    folder = Path(name)
-    if folder.is_dir():
-        names = [path.name for path in folder.iterdir()]
-        has_weights = any(file.endswith(WEIGHTS) for file in names)
-        has_part = has_weights if what == "model" else TOKENIZERS.intersection(names)
-        reason += "; the folder must have the files that save_pretrained writes"
-        # Missing files are the cause, whatever error they lead to.
-        if not has_part:
-            reason = f"the folder has no {_PARTS[what]}, which save_pretrained writes"
-    return ConfigError(f"{MODEL} {name}: {reason}")
+    hint = ""
+    if os.path.isdir(name):
+        hint = "; the folder must have the files that save_pretrained writes (of a GGUF model, give the file itself)"
+    return ConfigError(
+        f"{MODEL} {name}: the {what} cannot be loaded ({said(error, lines=1)}){hint}"
+    )
 
 
 def max_positions(model: PreTrainedModel) -> int | None:
@@ -419,57 +409,27 @@ def own_configs(model: PreTrainedModel) -> None:
 # Models in the GGUF format of llama.cpp, which transformers reads and dequantises
 
 GGUF_SUFFIX = ".gguf"
-# Endings of files with weights, and names of files with a tokenizer.
-WEIGHTS = (".safetensors", ".bin")
-TOKENIZERS = {
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "tekken.json",
-}
-
-
-def gguf_file(name: str) -> Path | None:
-    """The GGUF file that a model's name refers to: that file, or the only one in a folder without other weights; else None.
-
-    Raises:
-        ConfigError: there are several such files, or the package that reads them is not installed.
-    """
-    path = Path(os.path.expanduser(name))
-    if path.suffix == GGUF_SUFFIX and path.is_file():
-        files = [path]
-    elif path.is_dir() and not any(entry.suffix in WEIGHTS for entry in path.iterdir()):
-        files = sorted(path.glob(f"*{GGUF_SUFFIX}"))
-    else:
-        files = []
-    if not files:
-        return None
-    if len(files) > 1:
-        names = ", ".join(file.name for file in files)
-        raise ConfigError(
-            f"{MODEL} {name}: holds several models ({names}); give the path of one file"
-        )
-    library("gguf", extra="gguf")
-    return files[0]
 
 
 def model_source(name: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for the weights and the configuration of a model; raises ConfigError as `gguf_file`
-    does."""
-    file = gguf_file(name)
-    if file is None:
+    """Arguments of `from_pretrained` for the weights and the configuration of a model.
+
+    Raises:
+        ConfigError: the package that reads GGUF files is not installed.
+    """
+    path = Path(os.path.expanduser(name))
+    if path.suffix != GGUF_SUFFIX or not path.is_file():
         return {"pretrained_model_name_or_path": name}
-    return {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    library("gguf", extra="gguf")
+    return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
 
 
 def tokenizer_source(name: str) -> dict[str, Any]:
     """Arguments of `from_pretrained` for a tokenizer; one next to a GGUF file takes precedence over the one inside."""
     source = model_source(name)
     folder = Path(source["pretrained_model_name_or_path"])
-    if "gguf_file" in source and any((folder / file).is_file() for file in TOKENIZERS):
-        del source["gguf_file"]
+    if (folder / "tokenizer_config.json").is_file():
+        source.pop("gguf_file", None)
     return source
 
 
