@@ -165,10 +165,7 @@ def _write(
                 _write_rows(inner, weights, kept, rows.weight.detach(), new)
         bare = _bare_model(inner, weights)
         bare.tie_weights()
-        # `_bare_model` creates parameters without values; by now, each must have its weight.
-        missing = [name for name, value in bare.named_parameters() if value.is_meta]
-        if missing:
-            raise RuntimeError(f"weights are missing from the export: {', '.join(missing[:5])}")
+        # A parameter without its weight is on the meta device, and saving it raises an error.
         bare.save_pretrained(folder)
     template_kwargs = records.settings.get("chat_template_kwargs")
     end = write_generation_config(inner, tokenizer, folder, template_kwargs)
@@ -372,10 +369,7 @@ def export_checkpoint(options: ExportOptions) -> Export:
         )
     # The records are next to the model, or one level up, in the run's folder.
     place = folder.resolve()
-    run = next(
-        (candidate for candidate in (place, place.parent) if (candidate / "run.json").is_file()),
-        place,
-    )
+    run = place if (place / "run.json").is_file() else place.parent
     is_checkpoint = any(
         (folder / name).is_file() for name in ("resume_record.json", "trainer_state.json")
     )
