@@ -20,7 +20,6 @@ from stepjepa.data.answers import (
     final_answer,
     fold,
     last_boxed,
-    number_of,
     plain_text,
 )
 from stepjepa.data.blocks import answer_of
