@@ -58,7 +58,6 @@ def options(place, out, bits, **more):
         ("--load_in_4bit", "quantised weights cannot be trained; train an adapter on them with --lora"),
         ("--load_in_4bit --load_in_8bit --lora", "--load_in_8bit: the base can be quantised to only one"),
         ("--load_in_8bit --lora --model_name mini", "--load_in_8bit: mini starts from random weights"),
-        ("--load_in_4bit --lora --merge_lora true", "leave out --merge_lora"),
         ("--load_in_4bit --lora --track_flop", "FLOPs of quantised layers are not counted"),
     ],
 )

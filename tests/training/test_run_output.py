@@ -96,11 +96,10 @@ def test_the_summary_and_the_result(tmp_path, tokenizer):
     assert re.search(r"^train  list: 24 rows read, 24 kept, 0 skipped, \d+ pairs$", said, re.MULTILINE)
     assert re.search(r"^model  tiny: ([\d,]+) parameters, \1 trained \(100 %\)$", said, re.MULTILINE)
     assert said.endswith(f"{made.args.output_dir} (resumed from checkpoint-2)")
-    made.state.log_history = [{"tokens_per_second": speed} for speed in (10.0, 2500.0, 3000.0)]
     made.state.global_step = 3
     said = conclusion(made, run, {"lm_loss": 1.5, "eval_lm_loss": 2.5, "train_runtime": 61.2}).splitlines()
     assert said[1:3] == [
-        "done   3 steps in 0:01:01, 2,500 tokens/s (median of the log)",
+        "done   3 steps in 0:01:01",
         "final  lm 1.5000  eval lm 2.5000",
     ]
     assert said[-1].startswith("load   AutoModelForCausalLM.from_pretrained(")

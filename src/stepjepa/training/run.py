@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import torch
@@ -193,10 +192,6 @@ def _check_quantized(run: RunOptions, config: JEPAConfig) -> None:
         )
     elif run.pretrain or is_preset(run.model_name):
         reason = f"{run.model_name} starts from random weights, and quantised weights cannot be trained; load it unquantised"
-    elif config.merge_lora:
-        reason = (
-            f"an adapter cannot be merged into quantised weights; leave out --{_NAME.merge_lora}"
-        )
     elif config.track_flop or config.same_flop:
         reason = f"FLOPs of quantised layers are not counted; leave out --{_NAME.track_flop} and --{_NAME.same_flop}"
     if flags and reason:
@@ -403,13 +398,6 @@ def conclusion(
             parts.append((name, report.lines()))
     steps = counted(trainer.state.global_step, "step")
     done = [f"{steps} in {clock(metrics.get('train_runtime', 0.0))}"]
-    speeds = [
-        entry["tokens_per_second"]
-        for entry in trainer.state.log_history
-        if "tokens_per_second" in entry
-    ]
-    if speeds:
-        done[0] += f", {median(speeds):,.0f} tokens/s (median of the log)"
     if stopped:
         done.append(stopped)
     records = "metrics.json, run.json, data_report.json, resolved.yaml"
