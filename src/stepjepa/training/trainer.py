@@ -161,7 +161,7 @@ class JEPATrainer(CheckpointedTrainer):
         trained: Any = model
         adapter = peft_config is not None or hasattr(model, "get_base_model")
         if args.learning_rate is None:
-            args.learning_rate = usual_learning_rate(name is not None and is_preset(name), adapter)
+            args.learning_rate = usual_learning_rate(is_preset(name or ""), adapter)
         if name is not None:
             if processing_class is None:
                 processing_class, train_dataset = tokenizer_for(name, train_dataset, args)
@@ -248,22 +248,18 @@ class JEPATrainer(CheckpointedTrainer):
         self._broken_step = torch.zeros((), device=args.device)
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
-        """Refuse a metric for the best model that no evaluation computes.
+        """Refuse a metric for the best model that the evaluation of a single data set does not compute.
 
         Raises:
             ConfigError: see above.
         """
         scored = () if self.score_answers is None else getattr(self.score_answers, "metrics", None)
-        evaluates = args.eval_strategy != "no" and evaluation is not None
+        evaluates = args.eval_strategy != "no" and isinstance(evaluation, DrawnExamples)
         if args.metric_for_best_model is None or not evaluates or scored is None:
             return
         objective = objective_of(args)
         parts = objective.part_names if objective.makes_pairs else ()
-        metrics = evaluation_names(parts, scored, TOKEN_MEANS if args.token_metrics else ())
-        prefixes = [""]
-        if type(evaluation) is dict:
-            prefixes = [f"{key}_" for key in evaluation]
-        known = [f"{prefix}{metric}" for prefix in prefixes for metric in metrics]
+        known = evaluation_names(parts, scored, TOKEN_MEANS if args.token_metrics else ())
         name = str(args.metric_for_best_model).removeprefix("eval_")
         if name not in known:
             raise ConfigError(
@@ -543,13 +539,12 @@ class JEPATrainer(CheckpointedTrainer):
         labels_BL = by_example(inputs.label_ids, inputs, size)
         return None, predicted_BL, labels_BL
 
-    def evaluation_loop(
+    def evaluation_loop(  # type: ignore[override]
         self,
         dataloader: DataLoader,
         description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
+        **kwargs: Any,
     ) -> EvalLoopOutput:
         """As `Trainer.evaluation_loop`, with ``eval_loss``, ``eval_lm_loss``, ``eval_jepa_loss``, ``eval_cosine_similarity``
         and the means of the scores of answers.
@@ -563,7 +558,7 @@ class JEPATrainer(CheckpointedTrainer):
             )
         meter = self._evaluated = LossMeter(self._meter.names)
         output = super().evaluation_loop(
-            dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+            dataloader, description, metric_key_prefix=metric_key_prefix, **kwargs
         )
         means = meter.metrics(self.setup.objective.makes_pairs, self.accelerator)
         loss = self.args.gamma * means[LM]
