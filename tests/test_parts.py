@@ -191,7 +191,6 @@ def test_the_loss_divides_by_its_own_counts_or_by_those_of_a_window(tokenizer):
     ("options", "message"),
     [
         ({"predictor": 2}, "unknown option 'predictor'.*predictors"),
-        ({**HORIZONS, "predictors": 0}, "predictors=0 predicts 2 horizons from one state"),
         ({"learning_rate": 1e-3}, "learning_rate is for JEPATrainer"),
         ({"grad_accum": 2}, "gradient_accumulation_steps is for JEPATrainer"),
         ({"loss_scale": "reference"}, "loss_scale is for JEPATrainer"),
@@ -209,6 +208,8 @@ def test_what_does_not_fit_is_one_line(tokenizer):
     learned = tiny_model("gpt2", vocab_size=len(tokenizer))
     with pytest.raises(ConfigError, match="256 learned positions.*Encoder.tokenizer, model"):
         parts.attach(learned, parts.Encoder(tokenizer))
+    with pytest.raises(ConfigError, match="predictors=0 predicts 2 horizons from one state"):
+        parts.attach(model_for(tokenizer), parts.Encoder(tokenizer, **{**HORIZONS, "predictors": 0}))
     with pytest.raises(ConfigError, match="parts.attach"):
         parts.Collator(parts.Encoder(tokenizer), learned)
     with pytest.raises(ConfigError, match="the model"):

@@ -94,9 +94,9 @@ TRAIN = [
 FLAGS = [
     ("--last_token 2", "last_token is 2", "at most -1"),
     ("--jepa_ratio 0 --gamma 0", "gamma is 0", "nothing would be trained"),
-    ("--max_steps 0", "max_steps is 0"),
+    ("--max_steps 0", "max_steps=0 give no step"),
     ("--dataloader_drop_last --batch_size 32", "drops all 4 examples, which do not fill a batch of 32"),
-    ('--accelerator_config {"split_batch":true}', "unexpected keyword argument 'split_batch'"),
+    ('--accelerator_config {"split_batch":true}', "..._config", "unexpected keyword argument 'split_batch'"),
     ("--chat_template nowhere.jinja", "nowhere.jinja", "cannot be read"),
     ("--resume_from_checkpoint nowhere", "nowhere", "no such checkpoint"),
     ("--model_name minii", "minii", "mini"),

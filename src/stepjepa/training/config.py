@@ -7,10 +7,11 @@ anything is written.
 from __future__ import annotations
 
 import functools
+import json
 import math
 import os
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 import transformers
@@ -163,7 +164,11 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
             self.use_cpu = True
         try:
             super().__post_init__()
-        except (ValueError, ImportError, TypeError, OSError, AttributeError) as error:
+        except (TypeError, OSError, json.JSONDecodeError) as error:
+            raise ConfigError(
+                f"an option that holds several settings (..._config or ..._kwargs) cannot be read: {said(error)}"
+            ) from None
+        except (ValueError, ImportError, AttributeError) as error:
             raise ConfigError(said(error)) from None
         self._check_mappings()
         self._check_batch()
@@ -210,15 +215,14 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
                 )
 
     def _check_batch(self) -> None:
-        """Refuse micro-batches of one example where the loss compares examples, and one state for several horizons.
+        """Refuse micro-batches of one example where the loss compares examples.
 
         Raises:
-            ConfigError: the batch is too small, or one state would have several targets.
+            ConfigError: the batch is too small.
         """
         sizes = (_NAME.per_device_train_batch_size, _NAME.per_device_eval_batch_size)
         single = [name for name in sizes if getattr(self, name) == 1]
         objective = objective_of(self)
-        self.check_horizons(objective)
         if not objective.makes_pairs or not single:
             return
         # InfoNCE and regularizers compare the pairs of all processes; targets are shuffled within a micro-batch.
@@ -242,29 +246,21 @@ class JEPAConfig(JEPAOptions, TrainerOptions, transformers.TrainingArguments):  
         """
         for name in options_of(transformers.TrainingArguments):
             known, value = options_of(JEPAConfig)[name], getattr(self, name)
+            is_number = {int, float}.issuperset(known.kinds)
             # Only options that this library declares have a group and bounds.
-            if known.group is not None:
+            if known.group is not None or is_number:
                 known.check(value)
-            kinds = {known.hint, *get_args(known.hint)}
-            if not kinds & {int, float} or bool in kinds or (value is None and type(None) in kinds):
-                continue
             lowest = -math.inf if known.bounds else 0
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, (int, float))
-                or not lowest <= value <= _MOST
-            ):
+            if is_number and value is not None and not lowest <= value <= _MOST:
                 raise ConfigError(f"{name} is {value!r}; it must be a number from 0 to {_MOST}")
         epochs = _NAME.num_train_epochs
         steps = _NAME.max_steps
         workers = _NAME.dataloader_num_workers
-        if self.num_train_epochs <= 0 and self.max_steps < 0:
+        # transformers would train for the epochs if the number of steps is 0.
+        if self.max_steps == 0 or self.num_train_epochs <= 0 > self.max_steps:
             raise ConfigError(
-                f"{epochs} is {self.num_train_epochs}; give a positive number, or set {steps}"
-            )
-        if self.max_steps == 0:
-            raise ConfigError(
-                f"{steps} is 0; give a positive number, or leave it out to train for {epochs}"
+                f"{epochs}={self.num_train_epochs} and {steps}={self.max_steps} give no step; set one of them to a positive "
+                "number, and leave out the other"
             )
         if self.dataloader_persistent_workers and not self.dataloader_num_workers:
             raise ConfigError(

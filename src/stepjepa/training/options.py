@@ -181,11 +181,7 @@ class JEPAOptions(
             self.jepa_ratio = 1.0
         # First the defaults that depend on other options, then those of the objective, then the bounds of single options,
         # then the rules that combine options.
-        topics: list[Any] = [
-            topic
-            for topic in JEPAOptions.__mro__[1:]
-            if issubclass(topic, Topic) and topic is not Topic
-        ]
+        topics: Any = JEPAOptions.__mro__[1:]
         chosen = find_objective(self.objective)
         # `vars` has only a topic's own methods, so a method that several topics inherit does not run twice.
         for topic in topics:
@@ -225,19 +221,6 @@ class JEPAOptions(
         if not (self.gamma or (objective.makes_pairs and self.jepa_ratio)):
             raise ConfigError(
                 f"{_NAME.gamma} is 0 and there is no JEPA loss, so nothing would be trained; raise it or use a JEPA loss"
-            )
-
-    def check_horizons(self, objective: Objective) -> None:
-        """Refuse to predict several horizons from one state.
-
-        Raises:
-            ConfigError: one state would have several targets.
-        """
-        # Not part of `check`, because commands that only lay out examples have no head.
-        if len(objective.groups) > 1 and not objective.predictors and self.predictor_head == "none":
-            raise ConfigError(
-                f"{_NAME.predictors}=0 predicts {len(objective.groups)} horizons from one state; set {_NAME.predictors} or "
-                f"{_NAME.predictor_head}, so that each horizon has its own"
             )
 
     def _replace_objects(self) -> None:
@@ -570,11 +553,6 @@ FIRST = {
 @dataclass
 class LoopOptions(JEPAOptions, TrainerOptions):
     """The options of the method in a training loop without a Trainer; of the Trainer's options, only the seed is read."""
-
-    def check(self) -> None:
-        """As `JEPAOptions.check`; raises ConfigError."""
-        super().check()
-        self.check_horizons(objective_of(self))
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,9 +13,8 @@ import torch
 from torch import nn
 
 from stepjepa.config.option import Names
-from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import texts_of
+from stepjepa.data.sources import RowSource, texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
@@ -42,9 +41,8 @@ from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.objectives.options import TARGET_ENCODERS
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.datasets import Sources, StreamedExamples
+from stepjepa.training.datasets import Sources
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.sampling import DrawnExamples
 from stepjepa.utils.files import digest, model_parts
 
 if TYPE_CHECKING:
@@ -149,6 +147,12 @@ def set_up_model(
     vars(inner)[_ATTENTION] = text_config(inner.config)._attn_implementation
     # Rows, head and modules depend only on the seed, not on the state of the global generator.
     vocabulary, rows, objective, encoder = vocabulary_size(inner), None, objective_of(options), None
+    # Commands that only lay out examples have no head, so the options are checked here.
+    if len(objective.groups) > 1 and not objective.predictors and options.predictor_head == "none":
+        raise ConfigError(
+            f"{_NAME.predictors}=0 predicts {len(objective.groups)} horizons from one state; set {_NAME.predictors} or "
+            f"{_NAME.predictor_head}, so that each horizon has its own"
+        )
     if objective.learned_tokens:
         names = predictor_names(objective.learned_tokens, objective.groups)
         rows = PredictorRows.drawn(
@@ -227,11 +231,9 @@ def separate_encoder(
     # The encoder gets the token ids of the trained model. It may have more tokens, but every token of the trained model must
     # have the same id in both.
     known, used = encoder_tokenizer.get_vocab(), {} if tokenizer is None else tokenizer.get_vocab()
-    differing = [token for token, index in used.items() if known.get(token) != index]
-    if differing:
+    if not used.items() <= known.items():
         raise ConfigError(
-            f"{_NAME.target_encoder} {name}: has a different tokenizer ({len(differing)} tokens have other ids, such as "
-            f"{min(differing)!r}); give a model with the tokenizer of the trained model"
+            f"{_NAME.target_encoder} {name}: has a different tokenizer; give a model with the tokenizer of the trained model"
         )
     # Numbers of learned positions of both models; None, as with rotary positions, means no limit.
     positions, limit = max_positions(encoder), max_positions(inner)
@@ -307,23 +309,20 @@ def tokenizer_for(
     """The tokenizer of a model; the tokenizer of a preset is trained on the training data.
 
     Returns:
-        The tokenizer and the training data. An iterator, which can be read only once, becomes a list.
+        The tokenizer and the training data, which for a preset can be read again even if it was an iterator.
 
     Raises:
         ConfigError: a preset has no rows to train a tokenizer on, or the tokenizer cannot be loaded.
     """
     if not is_preset(name):
         return load_tokenizer(name), train_dataset
-    if train_dataset is None or isinstance(
-        train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)
-    ):
+    if train_dataset is None:
         raise ConfigError(
             f"the tokenizer of {name} is trained on rows; pass them as train_dataset, or pass a processing_class"
         )
-    if isinstance(train_dataset, Iterator):
-        train_dataset = list(train_dataset)
-    sources = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
-    return load_tokenizer(name, texts_of(sources, options.columns)), train_dataset
+    data_sets = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
+    sources = [RowSource.of(data_set) for data_set in data_sets]
+    return load_tokenizer(name, texts_of(sources, options.columns)), Sources(sources)
 
 
 def planned_steps(args: TrainingArguments, examples: int | None, processes: int) -> int:
