@@ -61,7 +61,7 @@ def test_a_run_that_breaks_keeps_its_last_good_checkpoint(tmp_path, capsys, at_s
         assert begin(out, "--save_total_limit", 1, "--logging_steps", logged) == 1
         line, begin = one_line(capsys.readouterr().err), resume
         assert f"step {step}: the loss is not finite" in line
-        assert f"the last good checkpoint is {out}/checkpoint-{kept}" in line
+        assert f"last good checkpoint: {out}/checkpoint-{kept}" in line
         assert checkpoints_of(out) == [f"checkpoint-{kept}"]
         assert not (out / "model.safetensors").exists() and not (out / "metrics.json").exists()
     at_step(0, becomes(1.0))  # nothing breaks

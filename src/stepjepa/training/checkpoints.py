@@ -276,10 +276,11 @@ class CheckpointedTrainer(Trainer):
             # An earlier start may have left this file.
             (self._folder.path / BROKEN).unlink(missing_ok=True)
         self._meter = LossMeter(self._meter.names)
-        loader, eval_on_start = LoadedCheckpoints(checkpoint), self.args.eval_on_start
+        loader = LoadedCheckpoints(checkpoint)
         self.add_callback(loader)
         # The evaluation at the start belongs to step 0; a resumed run has it in its log.
-        self.args.eval_on_start = eval_on_start and checkpoint is None
+        if checkpoint is not None:
+            self.args.eval_on_start = False
         try:
             with loading(checkpoint, lambda: not loader.loaded), warnings.catch_warnings():
                 # The warning concerns writing to the view, which never happens here.
@@ -290,7 +291,6 @@ class CheckpointedTrainer(Trainer):
         finally:
             self.bars.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loader)
-            self.args.eval_on_start = eval_on_start
         # Without a step there is no mean loss to report: the Trainer's would be 0.
         if self.state.global_step == state.global_step:
             for record in (result.metrics, self.state.log_history[-1]):
@@ -463,15 +463,12 @@ class CheckpointedTrainer(Trainer):
         absent = set(load_result.missing_keys)
         loaded = {id(tensor) for name, tensor in tensors.items() if name not in absent}
         missing = [name for name in load_result.missing_keys if id(tensors.get(name)) not in loaded]
-        problems = {
-            "lacks": missing,
-            "has a tensor that is not in the model:": load_result.unexpected_keys,
-        }
-        for problem, names in problems.items():
-            if names:
-                raise ConfigError(
-                    f"the checkpoint {problem} {names[0]} ({len(names)} in all); resume from another checkpoint"
-                )
+        differing = [*missing, *load_result.unexpected_keys]
+        if differing:
+            raise ConfigError(
+                f"the checkpoint is of another model, and only one of the two has {differing[0]} ({len(differing)} tensors "
+                "in all); resume from another checkpoint"
+            )
 
     # NaN and infinity
 
@@ -497,14 +494,9 @@ class CheckpointedTrainer(Trainer):
             with writing(folder.path / BROKEN, _RESUME):
                 write_json(folder.path / BROKEN, {"step": step, "what": problem})
         last_good = on_main(lambda: folder.checkpoint)
-        where = (
-            f"the last good checkpoint is {last_good}"
-            if last_good
-            else "no checkpoint was written before it"
-        )
         raise RunError(
-            f"step {step}: {problem}; {where}; try a lower --{_NAME.learning_rate} or --{_NAME.lbd} "
-            f"(docs/troubleshooting.md), or continue with --{_NAME.terminate_on_nan} false"
+            f"step {step}: {problem}; last good checkpoint: {last_good or 'none'}; try a lower --{_NAME.learning_rate} or "
+            f"--{_NAME.lbd} (docs/troubleshooting.md), or continue with --{_NAME.terminate_on_nan} false"
         )
 
     # Models

@@ -120,16 +120,18 @@ def without_pairs(options: JEPAOptions, report: DataReport, what: str) -> DataEr
     """The error for data without pairs; `what` begins the sentence (``no example has``)."""
     counts = report.examples_without_pairs.most_common()
     reasons = "; ".join(f"{count:,}: {reason_words(reason)}" for reason, count in counts)
-    advice = f"raise --{_NAME.max_length}, or train with --{_NAME.objective} regular"
+    advice = (
+        f"raise --{_NAME.max_length}, give --{_NAME.views} in_context if the template renders no single message, or train "
+        f"with --{_NAME.objective} regular"
+    )
     if report.first_without_target:
         first = report.first_without_target
         advice = f"give --{_NAME.jepa_target_column} a column that holds text (first row without: {first})"
     elif find_objective(options.objective)(options).needs_steps:
-        horizons = ", ".join(map(str, options.horizons))
-        checks = (
-            f"--{_NAME.step_splitter}, --{_NAME.step_separator} and the horizon (now {horizons})"
+        advice = (
+            f"check --{_NAME.step_splitter}, --{_NAME.step_separator} and the horizons {list(options.horizons)}, or train "
+            f"with --{_NAME.objective} llm_jepa, which needs no steps"
         )
-        advice = f"check {checks}, or train with --{_NAME.objective} llm_jepa, which needs no steps"
     return DataError(
         f"{report.source}: {what} a pair for {options.objective} ({reasons}); {advice}"
     )
