@@ -82,22 +82,11 @@ def attach_forest_forward(
     # This tests the model once and keeps the result. It does so now because the model must not be wrapped or sharded yet.
     output_head(inner, vocabulary)
 
-    # PEFT passes the arguments of the model's own forward too, all None.
-    def forward(
-        self: Any,
-        *args: Any,
-        batch: Batch | None = None,
-        step: int | None = None,
-        predict_ids: bool = False,
-        token_sums: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+    def forward(self: Any, *args: Any, batch: Batch | None = None, **kwargs: Any) -> Any:
         # `self` and not `inner`: a copy of the model must run its own forward.
         if batch is None:
             return own_forward(self)(*args, **kwargs)
-        return _forest_forward(
-            self, vocabulary, objective, noise, batch, step, predict_ids, token_sums
-        )
+        return _forest_forward(self, vocabulary, objective, noise, batch, **kwargs)
 
     vars(inner)["_own_forward"] = original
     inner.forward = types.MethodType(forward, inner)
@@ -120,10 +109,12 @@ def _forest_forward(
     objective: Objective | None,
     noise: float | None,
     batch: Batch,
-    step: int | None,
-    predict_ids: bool,
-    token_sums: bool,
+    step: int | None = None,
+    predict_ids: bool = False,
+    token_sums: bool = False,
+    **unused: Any,
 ) -> ForestOutput:
+    # `unused`: PEFT passes the arguments of the model's own forward too, all None.
     # Before any pass with a graph: an EMA encoder swaps the weights in place.
     separate = separate_targets(model, batch)
     sides = [batch.sources, batch.targets] if separate is None else [batch.sources]

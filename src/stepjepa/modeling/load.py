@@ -389,8 +389,6 @@ def load_adapter(
             adapted = PeftModel.from_pretrained(base, str(folder))
     # PEFT, safetensors and torch raise errors of different classes.
     except Exception as error:
-        if is_out_of_memory(error):
-            raise _not_loaded("adapter", name, error) from None
         raise ConfigError(f"{name}: the adapter does not fit {base_name} ({said(error)})") from None
     # The base was checked when it was loaded.
     check_finite(adapted, name, part="lora_")
