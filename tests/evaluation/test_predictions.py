@@ -106,7 +106,8 @@ def test_all_metrics_that_two_files_share_are_paired(file):
     """Whichever is the first of each file, and the likelihood of the reference answers among them."""
     rows = predictions([True, True, False, False], scores=lambda index, right: {"exact": float(right), "rouge": 0.5})
     others = predictions(
-        [False, True, True, True], scores=lambda index, right: {"prefix": 1.0, "rouge": 0.75, "exact": float(right)}
+        [False, True, True, True],
+        scores=lambda index, right: {"prefix": 1.0, "rouge": None if index == 1 else 0.75, "exact": float(right)},
     )
     for index, row in enumerate(rows):
         row |= {"answer_nll": 1.0 + index, "answer_tokens": 5}
@@ -114,7 +115,7 @@ def test_all_metrics_that_two_files_share_are_paired(file):
         row |= {"answer_nll": 1.5 + index if index else None, "answer_tokens": 5}
     found = paired_metrics(file(rows), file(others, "b.jsonl"))
     assert [(one.metric, one.n, one.counts) for one in found] == [
-        ("exact", 4, (1, 1, 2, 0)), ("rouge", 4, None), ("answer_nll", 3, None),
+        ("exact", 4, (1, 1, 2, 0)), ("rouge", 3, None), ("answer_nll", 3, None),
     ]  # fmt: skip
     assert [one.difference.value for one in found] == pytest.approx([0.25, 0.25, 0.5])
     with pytest.raises(DataError, match="share no metric: .*e.jsonl has prefix, .*a.jsonl has exact, rouge, answer_"):
@@ -157,6 +158,8 @@ def test_broken_files(tmp_path):
         f'{{{good}, "index": "3"}}\n': "index is '3'",
         f'[{{{good}, "correct": 1}}]': "row 0: is not a prediction: correct is 1",
         f'[{{{good}, "scores": {{"exact": "1"}}}}]': "scores is {'exact': '1'}",
+        f'[{{{good}, "scores": {{"exact": 1e308}}}}]': r"scores is {'exact': 1e\+308}",
+        f'[{{{good}, "answer_nll": 1e308}}]': r"answer_nll is 1e\+308",
         "[{": "broken JSON",
         f"{{{good}}}\n": "index 0 has no correct of 0 or 1",
     }.items():

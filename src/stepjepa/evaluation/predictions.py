@@ -36,7 +36,9 @@ STOPPED, CUT, REFUSED = "stop", "length", "refused"
 LIKELIHOOD = ("answer_nll", "content_nll", "end_nll", "answer_tokens", "end_tokens")
 # Fields that are left out of a line when they are None.
 _OPTIONAL = ("note", "undecided", "drafts", *LIKELIHOOD)
-_TYPES: dict[str, tuple[type, ...]] = {"index": (int,), "correct": (bool,), NLL: (int, float)}
+_TYPES: dict[str, type] = {"index": int, "correct": bool}
+# Largest score; the statistics of larger numbers would overflow.
+_LARGEST = 1e100
 # Kinds of errors, in the order in which `error_kind` tests them: a wrong answer is of the first kind that fits.
 KINDS = {
     "refused": "prompt too long",
@@ -167,15 +169,21 @@ def _problem_of(row: Any) -> str:
         if not isinstance(row.get(name), str):
             return f"it has no text {name!r}"
     # Types are compared exactly, because bool is a subclass of int.
-    for name, types in _TYPES.items():
-        if row.get(name) is not None and type(row[name]) not in types:
+    for name, kind in _TYPES.items():
+        if row.get(name) is not None and type(row[name]) is not kind:
             return f"{name} is {row[name]!r}"
+    if not _is_score(row.get(NLL)):
+        return f"{NLL} is {row[NLL]!r}"
     scores = row.get("scores", {})
-    if not isinstance(scores, dict) or any(
-        type(score) not in (int, float, type(None)) for score in scores.values()
-    ):
-        return f"scores is {scores!r}, not an object with a number for each metric"
+    if not isinstance(scores, dict) or not all(map(_is_score, scores.values())):
+        return (
+            f"scores is {scores!r}, not an object with a number up to {_LARGEST:g} for each metric"
+        )
     return ""
+
+
+def _is_score(value: Any) -> bool:
+    return value is None or type(value) in (int, float) and not abs(value) > _LARGEST
 
 
 @dataclass
@@ -359,13 +367,13 @@ def paired_metrics(first: Path, second: Path) -> list[PairedMetric]:
 
 
 def _paired_metric(name: str, pairs: Sequence[tuple[Prediction, Prediction]]) -> PairedMetric:
-    # A question for which one model has no value (a row that the likelihood skipped) is left out.
+    # A question for which one model has no value is left out: a row that the likelihood skipped, or NaN.
     values_a: list[float] = []
     values_b: list[float] = []
     for prediction_a, prediction_b in pairs:
-        a = prediction_a.values().get(name)
-        b = prediction_b.values().get(name)
-        if a is not None and b is not None:
+        a = prediction_a.values().get(name, math.nan)
+        b = prediction_b.values().get(name, math.nan)
+        if not math.isnan(b - a):
             values_a.append(a)
             values_b.append(b)
     n = len(values_a)
