@@ -69,7 +69,7 @@ def test_a_task_that_fails_is_one_line_and_leaves_nothing(home, monkeypatch):
     words = {"model_name": "a", "harness": ["capitals*", "sums"], "output_dir": "out", "max_examples": 3}
     with pytest.raises(ConfigError, match="--harness: ConnectionError: no network"):
         stepjepa.evaluate(**words)
-    assert not list((home / "out").iterdir())
+    assert [*(home / "out").rglob("*")] == [home / "out" / "evaluation-capitals--sums"], "an empty folder"
     seen = harness_stand_in(monkeypatch)
     result = stepjepa.evaluate(**words)
     assert seen[0]["limit"] == 3 and result.value("capitals exact_match") == 1.0
