@@ -25,6 +25,7 @@ from stepjepa.data.chat import row_to_messages
 from stepjepa.data.sources import RowSource
 from stepjepa.data.tokens import Prompter
 from stepjepa.generation import local
+from stepjepa.generation.options import BATCH_SIZE
 from stepjepa.modeling.load import load_model, load_tokenizer
 
 Answers = Callable[[Any, Prompter, list[list[int]], argparse.Namespace], list[list[int]]]
@@ -64,7 +65,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", required=True, help="a folder or Hub id, or a preset with random weights")
     parser.add_argument("--questions", required=True, help="JSONL of chats, or of questions and answers")
     parser.add_argument("--count", type=int, default=32, help="of questions")
-    parser.add_argument("--batch_size", type=int, default=local.BATCH_SIZE)
+    parser.add_argument("--batch_size", type=int, default=BATCH_SIZE)
     parser.add_argument("--max_new_tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=1, help="of all arms, one after the other")
     parser.add_argument("--threads", type=int, default=1)

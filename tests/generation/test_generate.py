@@ -146,7 +146,7 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     summary = capsys.readouterr().out.splitlines()
     assert summary[:2] == [f"written: {out}", "9 rows read: 7 solved, 1 unsolved, 1 skipped"]
     assert "  attempt 1: 4 solved" in summary and "  attempt 2: 3 solved" in summary
-    assert "  unsolved 1, by the last attempt: wrong answer 1" in summary
+    assert "  unsolved: 1, last attempt: wrong answer" in summary
     assert len(server.bodies) == 8 + 4 + 1
     first, second, third = server.asked(7)
     assert first["messages"][0] == {"role": "system", "content": SYSTEM_PROMPT}
@@ -178,7 +178,10 @@ def test_cut_off_responses_broken_text_and_a_refused_question(server, data, tmp_
     server.script = lambda body, count: refusal if number_in(body) == 1 else cut(body)
     flags = ["--attempts", "2", "--concurrency", "1", "--max_examples", "3"]
     assert main(words(server, data, tmp_path / "out.jsonl", *flags)) == 0
-    assert "unsolved 3, by the last attempt: cut off at max_new_tokens 2, request refused 1" in capsys.readouterr().out
+    summary = capsys.readouterr().out
+    assert (
+        "unsolved: 2, last attempt: cut off at max_new_tokens\n  unsolved: 1, last attempt: request refused" in summary
+    )
     assert (tmp_path / "out.jsonl").read_bytes() == b""
     refused = lines(tmp_path / "out.unsolved.jsonl")[1]
     assert refused["refused"] == "answers 400 (content filter)" and refused["attempt"] == 2

@@ -21,7 +21,6 @@ from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.evaluation.predictions import REFUSED, STOPPED, read_predictions
 from stepjepa.evaluation.questions import SystemPrompt, choose_system_prompt, read_record
 from stepjepa.evaluation.score import EvaluationResult
-from stepjepa.generation.local import BATCH_SIZE, VLLM_BATCH_SIZE
 from stepjepa.generation.output import Output, Paths, Reply, ReplyLog
 from stepjepa.generation.place import Place, find_model, load_place_tokenizer
 from stepjepa.utils.files import Record, digest, model_parts
@@ -77,8 +76,7 @@ def find(options: EvaluateOptions) -> ModelToEvaluate:
     # Defaults that the answers depend on are resolved here, so that the evaluation's identity contains their values.
     options = replace(
         options,
-        batch_size=options.batch_size
-        or (VLLM_BATCH_SIZE if options.backend == "vllm" else BATCH_SIZE),
+        batch_size=options.questions_per_batch,
         max_length=options.max_length
         or (trained_length if isinstance(trained_length, int) else None),
         chat_template_kwargs=prompter.renderer.given or None,
@@ -95,12 +93,8 @@ def output_paths(model: ModelToEvaluate, data: str) -> Paths:
     options, place = model.options, model.place
     if options.output_file is not None:
         file = Path(options.output_file)
-        results = file, file.with_name(f"{file.stem}.answer_nll{file.suffix}")
-        return Paths(
-            results,
-            file.with_name(f"{file.stem}.metrics.json"),
-            file.with_name(f"{file.stem}.partial"),
-        )
+        results = file, file.with_suffix(f".answer_nll{file.suffix}")
+        return Paths(results, file.with_suffix(".metrics.json"), file.with_suffix(".partial"))
     is_path = Path(data).exists()
     name = slug(Path(data).stem if is_path else data)
     if options.output_dir:

@@ -162,8 +162,6 @@ def answer_losses(
     positions_BT = torch.arange(ids_BT.shape[1], device=device).expand_as(ids_BT)
 
     def loss(states_TD: Tensor, ids_T: Tensor, places: np.ndarray) -> TokenLoss:
-        if not len(places):
-            return TokenLoss(0.0, 0)
         # A token is predicted from the state before it.
         places_N = torch.from_numpy(places).to(device)
         total = head.loss_sum(inner, states_TD[places_N - 1], ids_T[places_N])

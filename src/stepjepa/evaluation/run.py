@@ -33,7 +33,8 @@ from stepjepa.evaluation.score import (
     prediction_of,
     summarise,
 )
-from stepjepa.generation.local import BATCH_SIZE, LocalGenerator
+from stepjepa.generation.local import LocalGenerator
+from stepjepa.generation.options import BATCH_SIZE
 from stepjepa.generation.output import (
     ReplyLog,
     Request,
@@ -187,13 +188,12 @@ def evaluate(options: EvaluateOptions) -> EvaluationResult:
             # Only replies are stored batch by batch; likelihoods need a single pass, and are computed again.
             if nll_names:
                 assert isinstance(generator, LocalGenerator)  # see `EvaluateOptions.check`
-                size = options.batch_size or BATCH_SIZE
                 likelihoods = nll.likelihoods(
                     question_set,
                     nll_names,
                     prompter,
                     generator.model,
-                    size,
+                    options.questions_per_batch,
                     options.max_length,
                     bar,
                 )

@@ -197,7 +197,7 @@ class EndpointGenerator:
         }
         # A field that is None, as a user's `extra_body` may set it, is not sent.
         body = {name: value for name, value in fields.items() if value is not None}
-        messages = [dict(turn) for turn in request.messages]
+        messages: Any = request.messages
         try:
             answer = await client.chat_completion(
                 messages, model=options.model_name, extra_body=body

@@ -28,16 +28,13 @@ from stepjepa.config.option import Names
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, library, said, saying_out_of_memory
 from stepjepa.generation.drafting import Drafter, up_to_stop
-from stepjepa.generation.options import GeneratorOptions
+from stepjepa.generation.options import BATCH_SIZE, GeneratorOptions
 from stepjepa.generation.output import Drafts, Reply, Request, mended, seed_of
 from stepjepa.modeling.load import max_positions
 from stepjepa.modeling.parts import causal_lm, embedding_rows, vocabulary_size
 
 _NAME = Names(GeneratorOptions)
 _MODEL = f"--{_NAME.model_name}"
-BATCH_SIZE = 16
-# vLLM forms its own batches; this is the number of replies that are stored together.
-VLLM_BATCH_SIZE = 256
 
 
 def generate_batch(
@@ -260,7 +257,7 @@ class VllmGenerator(BatchGenerator):
             raise ConfigError(f"{_MODEL} {model}: vLLM cannot load it ({said(error)})") from None
         # A prompt must leave room for at least one new token.
         limits = self._llm.llm_engine.model_config
-        super().__init__(prompter, options.batch_size or VLLM_BATCH_SIZE, limits.max_model_len - 1)
+        super().__init__(prompter, options.questions_per_batch, limits.max_model_len - 1)
         self._params = vllm.SamplingParams
         self._sampling = {
             _NAME.top_p: options.top_p,

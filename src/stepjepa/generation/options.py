@@ -13,6 +13,9 @@ from stepjepa.data.options import SYSTEM_PROMPT, ColumnOptions, PromptOptions, T
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.options import LoadingOptions
 
+BATCH_SIZE = 16
+# vLLM forms its own batches; this is the number of replies that are stored together.
+VLLM_BATCH_SIZE = 256
 # The placeholder in --prompt_template.
 QUESTION = "{question}"
 # Groups of the options in --help.
@@ -51,7 +54,7 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
     )
     batch_size: int | None = option(
         None,
-        "Questions per batch. Default: 16 with transformers; 256 with vllm.",
+        f"Questions per batch. Default: {BATCH_SIZE} with transformers; {VLLM_BATCH_SIZE} with vllm.",
         _LOCAL,
         at_least=1,
     )
@@ -93,6 +96,11 @@ class GeneratorOptions(PromptOptions, TemplateOptions, LoadingOptions):
                 f"--{_NAME.draft_tokens} drafts only greedy answers with transformers; set --{_NAME.temperature} 0 and "
                 f"--{_NAME.backend} transformers, or leave it out"
             )
+
+    @property
+    def questions_per_batch(self) -> int:
+        """`batch_size`, or the default of the backend."""
+        return self.batch_size or (VLLM_BATCH_SIZE if self.backend == "vllm" else BATCH_SIZE)
 
     def deciding(self) -> dict[str, Any]:
         """The options that the answers depend on; work resumes only if they are equal."""
@@ -192,12 +200,12 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
             if self.base_url is not None:
                 raise ConfigError(f"{address} is for {needed}, but the backend is {self.backend}")
             return
-        if not self.base_url:
-            raise ConfigError(f"{needed} needs {address}, such as http://localhost:8000/v1")
-        if not _ADDRESS.fullmatch(self.base_url):
+        if not _ADDRESS.fullmatch(self.base_url or ""):
             # The address may contain a key, so the message does not repeat it.
-            example = f"only an address, such as http://localhost:8000/v1; pass a key with --{_NAME.api_key_env}"
-            raise ConfigError(f"{address} takes {example}")
+            raise ConfigError(
+                f"{needed} needs {address}, which takes only an address, such as http://localhost:8000/v1; pass a key with "
+                f"--{_NAME.api_key_env}"
+            )
         self.api_key()
 
     def api_key(self) -> str | None:

@@ -17,7 +17,7 @@ from stepjepa.data.report import recorded_ending
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, saying_out_of_memory
 from stepjepa.generation.drafting import Drafter
-from stepjepa.generation.local import BATCH_SIZE, LocalGenerator, VllmGenerator
+from stepjepa.generation.local import LocalGenerator, VllmGenerator
 from stepjepa.generation.options import GeneratorOptions
 from stepjepa.generation.output import Generator
 from stepjepa.modeling.export import export_problem
@@ -98,11 +98,11 @@ def find_model(name: str) -> Place:
             f"{where}: a preset has random weights; name a trained model, a folder or a Hub id"
         )
     folder = Path(os.path.expanduser(name))
-    if folder.is_file() and folder.suffix != GGUF_SUFFIX:
-        raise ConfigError(f"{where}: is a file; give the model's folder, or a GGUF file")
+    if folder.is_file():
+        if folder.suffix != GGUF_SUFFIX:
+            raise ConfigError(f"{where}: is a file; give the model's folder, or a GGUF file")
+        return Place(name, None)
     if not folder.is_dir():
-        if folder.is_file():
-            return Place(name, None)
         # A Hub id has at most one slash, so any other name is a path with a typo.
         if folder.is_absolute() or name.startswith((".", "~")) or len(folder.parts) > 2:
             raise ConfigError(f"{where}: no such folder")
@@ -221,7 +221,7 @@ def load_generator(
             )
         return VllmGenerator(place.base or place.name, prompter, options), "vLLM"
     model, description = load_place(place, prompter.tokenizer, options, no_lora)
-    size = options.batch_size or BATCH_SIZE
+    size = options.questions_per_batch
     drafter = None
     if options.draft_tokens is not None:
         drafter = load_drafter(place, model, options.draft_tokens)

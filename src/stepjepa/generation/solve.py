@@ -151,18 +151,13 @@ class GenerationResult:
         lines = [
             f"{self.output} is already complete" if self.already else f"written: {self.output}"
         ]
-        unsolved = summary["unsolved"]
         skipped = sum(summary["skipped"].values())
-        counts = f"{summary['solved']} solved, {unsolved} unsolved, {skipped} skipped"
+        counts = f"{summary['solved']} solved, {summary['unsolved']} unsolved, {skipped} skipped"
         lines.append(f"{summary['rows_read']} rows read: {counts}")
         for number, solved in summary["solved_at_attempt"].items():
             lines.append(f"  attempt {number}: {solved} solved")
-        if unsolved:
-            reasons = [
-                f"{VERDICTS[verdict]} {count}"
-                for verdict, count in summary["unsolved_last_attempt"].items()
-            ]
-            lines.append(f"  unsolved {unsolved}, by the last attempt: {', '.join(reasons)}")
+        for verdict, count in summary["unsolved_last_attempt"].items():
+            lines.append(f"  unsolved: {count}, last attempt: {VERDICTS[verdict]}")
         lines += [
             f"  {line}" for line in skipped_lines(summary["skipped"], summary["first_skipped"])
         ]
@@ -188,8 +183,8 @@ def generate(options: GenerateOptions) -> GenerationResult:
     problems = problem_set.problems
     fingerprint = digest_of(map(astuple, problems))
     solved = Path(str(options.output_file))
-    unsolved = solved.with_name(f"{solved.stem}.unsolved.jsonl")
-    record_file = solved.with_name(f"{solved.name}.meta.json")
+    unsolved = solved.with_suffix(".unsolved.jsonl")
+    record_file = solved.with_suffix(".jsonl.meta.json")
     output = Output(
         Paths((solved, unsolved), record_file, solved.with_suffix(".partial")),
         {**options.deciding(), "data": fingerprint},
@@ -198,8 +193,7 @@ def generate(options: GenerateOptions) -> GenerationResult:
     )
     if output.complete is not None:
         with reading_record(record_file):
-            summary = output.complete["summary"]
-            earlier = GenerationResult(summary, solved, already=True)
+            earlier = GenerationResult(output.complete["summary"], solved, already=True)
             # Printing reads the rest of the record, so a damaged one fails here.
             str(earlier)
             return earlier
@@ -342,7 +336,7 @@ def _result_row(problem: Problem, attempt: Attempt, options: GenerateOptions) ->
         "attempt": attempt.number,
         "model": str(options.model_name),
         "correct": attempt.verdict == RIGHT,
-        "final_answer": final_answer(reply.text) if reply.refused is None else None,
+        "final_answer": final_answer(reply.text),
         "row": problem.row,
         "stopped": reply.stopped,
         "new_tokens": reply.new_tokens,

@@ -191,11 +191,10 @@ def _arm_runs(block: Block, by_row: Mapping[str, Sequence[RunRecord]]) -> Iterat
             tested = _tested(records)
             metrics = {}
             for metric in block.metrics:
-                by_seed = {
+                metrics[metric.name] = {
                     record.seed: record.metrics.get("test", {}).get(metric.name)
                     for record in tested
                 }
-                metrics[metric.name] = by_seed
             runs = ArmRuns(
                 row,
                 metrics,

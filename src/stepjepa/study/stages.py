@@ -199,7 +199,7 @@ def run_process(log: Path, argv: Sequence[str], environment: Mapping[str, str]) 
             kill_group(process)
         if status != 0:
             # The last lines usually contain the error message, which several processes may print.
-            file.seek(max(start, file.seek(0, os.SEEK_END) - 20_000))
+            file.seek(start)
             printed = file.read().decode("utf-8", "replace").splitlines()
             lines = [" ".join(line.split())[:300] for line in printed if line.strip()]
             last = [*dict.fromkeys(lines)][-5:]

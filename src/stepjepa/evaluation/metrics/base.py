@@ -147,13 +147,9 @@ class Metric(ABC):
         for column in columns:
             value: Any = column_value(row, column)
             # The answer follows the last question, so earlier messages of the assistant are context.
-            if column == "messages" and isinstance(value, (list, tuple)):
-                turns = [
-                    turn
-                    for turn in value
-                    if isinstance(turn, Mapping) and turn.get("role") == "assistant"
-                ]
-                value = turns[-1].get("content") if turns else None
+            if column == "messages" and value:
+                texts = [turn["content"] for turn in value if turn["role"] == "assistant"]
+                value = texts[-1] if texts else None
             text = answer_of(text_of(value))
             if text.strip():
                 return text
