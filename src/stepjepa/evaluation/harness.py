@@ -124,11 +124,7 @@ def _as_trained(language_model: Any, prompter: Prompter) -> Any:
 
         def tok_decode(self, tokens: Any, skip_special_tokens: bool = True) -> Any:
             text = super().tok_decode(tokens, skip_special_tokens)
-            return (
-                prompter.response(tokens, text)
-                if isinstance(text, str) and isinstance(tokens, list)
-                else text
-            )
+            return prompter.response(tokens, text) if isinstance(tokens, list) else text
 
     return Model
 

@@ -199,9 +199,9 @@ class LocalGenerator(BatchGenerator):
         self._suppressed = prompter.unwritable_ids(vocabulary_size(inner))
 
     def _generate(self, batch: Sequence[Request], prompts: Sequence[list[int]]) -> Iterator[Reply]:
-        lower = f"lower --{_NAME.batch_size} or --{_NAME.max_new_tokens}"
         message = (
-            f"out of memory with {len(batch)} questions at once; completed work is kept; {lower}"
+            f"out of memory with {len(batch)} questions at once; completed work is kept; lower --{_NAME.batch_size} or "
+            f"--{_NAME.max_new_tokens}"
         )
         answers: list[tuple[list[int], Drafts | None]]
         with saying_out_of_memory(message):

@@ -128,12 +128,13 @@ def report(**options: Unpack[ReportKeywords]) -> ReportResult:
         remedy = f"replace it with --{_NAME.overwrite}, or give another --{_NAME.output_file}"
         raise ConfigError(f"{output} exists; {remedy}")
     reader = Reader()
+    # The page shows the content of the files as it is, so a file of another form may fail anywhere in it.
     try:
         page, answer = report_page(folders, reader, asked.max_predictions)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigError(
-            f"{asked.folders[0]}: a JSON file of these folders has another form than stepjepa writes "
-            f"({type(error).__name__}); set STEPJEPA_TRACEBACK=1 to see where it is read"
+            f"{asked.folders[0]}: a JSON file of these folders has another form than stepjepa writes, or the report itself "
+            f"fails ({type(error).__name__}); set STEPJEPA_TRACEBACK=1 to see where"
         ) from error
     write_page(page, output)
     return ReportResult(output, len(page), answer, reader.problems, reader.stale)

@@ -12,6 +12,7 @@ from typing import Any
 from stepjepa.config.option import options_of
 from stepjepa.config.values import BadValue, did_you_mean
 from stepjepa.config.yaml_file import Node, parse_tree, read_tree
+from stepjepa.data.sources import near_path
 from stepjepa.errors import ConfigError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -34,7 +35,7 @@ def open_study(name: str) -> tuple[str, Node]:
     if not path.is_file():
         recipes = recipe_files()
         if name not in recipes:
-            near = did_you_mean(name, recipes)
+            near = did_you_mean(name, recipes) or near_path(path)
             raise ConfigError(
                 f"{name}: no such file or recipe{near} (stepjepa study --list shows the recipes)"
             )

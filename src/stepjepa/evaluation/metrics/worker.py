@@ -16,19 +16,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 # Starting the process includes the import of SymPy on a busy machine.
 _START_SECONDS = 120.0
 # Address space of the process in bytes, because an expression such as 9^9^9 can fill any amount of memory.
 _MEMORY = 4 * 2**30
+Result = TypeVar("Result")
 
 
 class WorkerError(Exception):
     """The function raised an error or took too long, or its process died."""
 
 
-class Worker:
+class Worker(Generic[Result]):
     """Calls a function in another process, which ends when this process ends.
 
     Args:
@@ -36,12 +37,12 @@ class Worker:
         imports: a module that the process imports when it starts, so that no time limit includes the import.
     """
 
-    def __init__(self, function: Callable[..., Any], imports: str | None = None):
+    def __init__(self, function: Callable[..., Result], imports: str | None = None):
         named = function.__module__, function.__qualname__
         self._code = f"from {__name__} import serve; serve{(*named, imports)}"
         self._process: subprocess.Popen[str] | None = None
 
-    def call(self, seconds: float, /, **arguments: object) -> Any:
+    def call(self, seconds: float, /, **arguments: object) -> Result:
         """The function's result.
 
         Raises:
