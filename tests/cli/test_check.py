@@ -18,7 +18,7 @@ def test_what_a_model_will_see(tmp_path, capsys):
     for part in (
         f"Format check: {file} Rows: 4 read, 3 usable, 1 skipped",
         "What a model will see: tokenizer tiny (",
-        f"entries), step_jepa: 1 * LM + 0.1 * cosine, K = 2, first pairs {file}: 4 rows read, 2 kept, 2 skipped, 2 pairs",
+        f"entries), step_jepa: 1 * LM + 0.1 * cosine, K = 2 {file}: 4 rows read, 2 kept, 2 skipped, 2 pairs",
         "skipped 1: the prompt alone fills max_length (first: ",
         "1 of 4 rows (25.0 %) are cut or skipped at max_length; the model does not learn",
         f"1 of 1 row (100.0 %) of {held_out} repeat questions of the training file",
@@ -35,7 +35,7 @@ def test_plain_text(tmp_path, capsys):
     words = ["check", file, "--model_name", "tiny"]
     said = " ".join(printed(capsys, words).split())
     assert "Verdict: plain text: train with --objective regular or split or next_latent" in said
-    loss = "1 * LM + 0.1 * cosine, K = 1, split_ratio 0.5, no gradient into the target"
+    loss = "1 * LM + 0.1 * cosine, K = 1, no gradient into the target"
     assert f"entries), split: {loss} {file}: 2 rows read, 2 kept, 0 skipped, 2 pairs" in said
     assert "entries), regular: LM\n" in printed(capsys, [*words, "--regular"])
     assert main([*words, "--step_jepa"]) == 2 and "step_jepa needs chats" in capsys.readouterr().err

@@ -223,9 +223,6 @@ def test_the_page_on_inspect(made, tmp_path, monkeypatch):
     shutil.copy(made / "data.jsonl", tmp_path)
     (code,) = blocks(INSPECT, "python")
     exec(code, {"tokenizer": load_tokenizer(str(made / "model"))})
-    assert (
-        read_page(Path("row.html"))["title"]
-        == "row 3 (data.jsonl line 4), step_jepa: 1 * LM + 0.1 * cosine, K = 2, first pairs"
-    )
+    assert read_page(Path("row.html"))["title"] == "row 3 (data.jsonl line 4), step_jepa: 1 * LM + 0.1 * cosine, K = 2"
     table = re.findall(r"^\| `(.)` ", INSPECT.read_text(encoding="utf-8"), re.MULTILINE)
     assert table == [kind.letter for kind in KINDS.values()]

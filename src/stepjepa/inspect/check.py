@@ -88,7 +88,11 @@ class TokenStatistics:
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""
-        return {**vars(self), "objective": self.objective.label, "data": self.data.to_dict()}
+        return {
+            **vars(self),
+            "objective": self.objective.options.objective,
+            "data": self.data.to_dict(),
+        }
 
     def lines(self) -> list[str]:
         """The statistics, one fact per line: first the data report of training."""
@@ -299,7 +303,7 @@ def token_warnings(statistics: TokenStatistics) -> list[DataWarning]:
     """Warnings about the data set as the tokenizer and the options of the run see it."""
     data, warnings = statistics.data, list[DataWarning]()
     if statistics.objective.makes_pairs and not data.pairs:
-        text = f"no pair for {statistics.objective.label} in {counted(data.examples, 'example')}"
+        text = f"no pair for {statistics.objective.options.objective} in {counted(data.examples, 'example')}"
         advice = "stepjepa train would stop: see the reasons under Pairs"
         warnings.append(DataWarning("no_pairs", data.examples, data.examples, text, advice))
     warnings += data.prompts.warnings()

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from stepjepa.config.option import Names, Option, Topic, check_fields, options_of
 from stepjepa.config.values import did_you_mean, given_name, load_named, source_fingerprint
-from stepjepa.data.options import StepsOptions
+from stepjepa.data.options import VIEWS, StepsOptions
 from stepjepa.data.types import (
     TRUNK,
     Batch,
@@ -89,7 +89,6 @@ class Objective:
         groups: the numbers of its groups of K predictor tokens, as in the tokens' names; predictor heads, if any, are per
             group.
         unread: options that it does not read, even if it reads others of the same topic; giving one a value is an error.
-        brief: the name of its variant, if it has several.
         vector_names: names of the source and the target of a pair, for `stepjepa inspect`.
         stream: number of its random stream, which no other draw for an example uses.
         options: those of the run; None before they are known.
@@ -116,7 +115,6 @@ class Objective:
     several_pairs: bool = False
     groups: tuple[int, ...] = (1,)
     unread: frozenset[str] = frozenset()
-    brief: str = ""
     vector_names: tuple[str, str] = ("source", "target")
     stream: ClassVar[int] = 6
 
@@ -178,8 +176,8 @@ class Objective:
         for name in sorted(self.unread):
             value = getattr(self.options, name)
             if value != getattr(self.defaults, name, options_of(type(self.options))[name].default):
-                called = f"{self.name} {self.brief}".strip()
-                raise ConfigError(f"{called} does not read {name}={value}; leave {name} out")
+                method = ", ".join((self.name, *self.about))
+                raise ConfigError(f"{method}: {name}={value} has no effect; leave {name} out")
         if self.options.forward not in ("auto", *self.forwards):
             objectives = [
                 name for name, cls in built_in().items() if self.options.forward in cls.forwards
@@ -203,23 +201,21 @@ class Objective:
     # Descriptions for summaries
 
     @property
-    def label(self) -> str:
-        """Its name; for a user's objective the name as given to ``--objective``."""
-        return self.name if is_built_in(type(self)) else str(self.options.objective)
-
-    @property
     def takes_predictors(self) -> bool:
         """Whether it can have predictor tokens."""
         return PredictorOptions in self.reads
 
     @property
     def about(self) -> tuple[str, ...]:
-        """Its own options, each as ``name value``."""
-        known = options_with_defaults(type(self))
-        values = {
-            name: getattr(self.own, name) for name, option in known.items() if not option.secret
-        }
-        return tuple(f"{name} {value}" for name, value in values.items() if value is not None)
+        """Its own options and those of the views that are not at their defaults, each as ``name value``."""
+        shared = options_of(*self.reads)
+        views = {name: option for name, option in shared.items() if option.group == VIEWS}
+        words = []
+        for name, option in (views | options_with_defaults(type(self))).items():
+            value = getattr(self.options if name in views else self.own, name)
+            if value != option.default and not option.secret:
+                words.append(f"{name} {value}")
+        return tuple(words)
 
     @property
     def distance_name(self) -> str:
@@ -268,21 +264,6 @@ class Objective:
     def target_column(self) -> str | None:
         """The column with the text of the target views; None if they are views of the chat."""
         return self.options.jepa_target_column if TargetOptions in self.reads else None
-
-    @property
-    def readout(self) -> tuple[str, ...]:
-        """How views are read, masked and chosen, for summaries: a few words for each option that is not at its default."""
-        words = []
-        if self.takes_predictors and self.options.readout == "mean":
-            words.append("mean over a view")
-        if self.takes_predictors and self.layer is not None:
-            words.append(f"layer {self.layer}")
-        if self.target_column:
-            words.append(f"target from {self.target_column}")
-        if self.mask_ratio:
-            how = "as one span" if self.options.mask_span else "token by token"
-            words.append(f"{self.mask_ratio:.0%} of the source masked {how}")
-        return tuple(words)
 
     # From chats to examples
 

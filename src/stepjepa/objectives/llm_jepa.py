@@ -97,14 +97,6 @@ class LLMJEPA(Objective):
     defaults = Defaults(predictor_order="descending")
     Options = LLMJEPAOptions
 
-    @property
-    def brief(self) -> str:  # type: ignore[override]
-        return str(self.options.views)
-
-    @property
-    def about(self) -> tuple[str, ...]:
-        return (f"views {self.options.views}",)
-
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""
         super().check()

@@ -137,10 +137,6 @@ class SemanticTube(TrunkObjective):
         return self.options.tube_sampler == "steps"
 
     @property
-    def brief(self) -> str:  # type: ignore[override]
-        return self.options.tube_mode
-
-    @property
     def vector_names(self) -> tuple[str, str]:  # type: ignore[override]
         return _VECTORS[self.options.tube_mode]
 

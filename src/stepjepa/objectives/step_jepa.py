@@ -102,12 +102,6 @@ class StepJEPA(Objective):
         """One for each horizon."""
         return self.options.horizons
 
-    @property
-    def about(self) -> tuple[str, ...]:
-        horizons = self.options.horizons
-        horizon = () if horizons == (1,) else (f"horizon {', '.join(map(str, horizons))}",)
-        return (f"{self.options.step_pairs} pairs", *horizon)
-
     def check(self) -> None:
         """As `Objective.check`; raises ConfigError."""
         super().check()

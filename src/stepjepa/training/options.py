@@ -285,7 +285,7 @@ _ENCODED = {
 
 
 def loss_line(args: JEPAOptions) -> str:
-    """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, first pairs``; ``LM`` if it makes no pairs."""
+    """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, step_pairs all``; ``LM`` if it makes no pairs."""
     objective = objective_of(args)
     if not objective.makes_pairs:
         return "LM"
@@ -304,7 +304,7 @@ def loss_line(args: JEPAOptions) -> str:
         parts.append(f"{replayed} replayed with {args.replay_ratio:.0%} of the examples")
     if objective.takes_predictors:
         parts.append(f"K = {args.predictors}")
-    parts += [*objective.readout, *objective.about]
+    parts += objective.about
     if args.predictor_head != "none":
         parts.append(f"{args.predictor_head} head")
     if not args.target_grad:
