@@ -61,11 +61,11 @@ def test_a_flag_sets_its_field(words, name, value):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("--predictors 3.7", "--predictors: expected a whole number, got '3.7'"),
+        ("--predictors 3.7", "--predictors: expected INT, got '3.7'"),
         ("--predictors", "--predictors: expected INT, got no value"),
         ("--lbd nan", "--lbd: lbd is nan; it must be a finite number"),
-        ("--lora maybe", "--lora: expected true or false, got 'maybe'"),
-        ("--color bleu", "--color: expected one of red, blue, got 'bleu'; did you mean 'blue'?"),
+        ("--lora maybe", "--lora: expected true|false, got 'maybe'"),
+        ("--color bleu", "--color: expected {red,blue}, got 'bleu'; did you mean 'blue'?"),
         ("--no_shuffle=true", "--no_shuffle takes no value, got 'true'"),
         ("--train_file my data", "--train_file takes one value, got 2; quote a value that contains spaces"),
         ("--predictors 3 -lbd 1", "--predictors takes one value, got 3; did you mean --lbd?"),

@@ -59,10 +59,10 @@ def test_a_key_sets_its_field(line, name, value, write):
 @pytest.mark.parametrize(
     ("line", "text"),
     [
-        ("predictors: true", "predictors: expected a whole number, got 'true'"),
-        ("shuffle: off", "shuffle: expected true or false, got 'off'"),  # only YAML 1.1 takes it for a boolean
-        ("lbd: .nan", "lbd: expected a number, got '.nan'"),
-        ("layers: {a: 1}", "layers: expected a list (a whole number each), got a mapping"),
+        ("predictors: true", "predictors: expected INT, got 'true'"),
+        ("shuffle: off", "shuffle: expected true|false, got 'off'"),  # only YAML 1.1 takes it for a boolean
+        ("lbd: .nan", "lbd: expected NUMBER, got '.nan'"),
+        ("layers: {a: 1}", "layers: expected INT, got a mapping"),
         ("predictor: 3", "unknown key 'predictor'; did you mean 'predictors'?"),
         ("<<: {lbd: 1}", "unknown key '<<'"),
         ("lbd: !!python/object:os.system {}", "not valid YAML: "),

@@ -23,6 +23,7 @@ from stepjepa.config.values import (
     did_you_mean,
     is_class,
     named_by_file,
+    placeholder,
     union_members,
 )
 from stepjepa.errors import ConfigError
@@ -243,7 +244,7 @@ class Option:
             if len(names) > _LONGEST_CHOICES:
                 names = "NAME"
             return "{" + ",".join([names, *further]) + "}"
-        return _metavar(self.kinds)
+        return placeholder(self.kinds)
 
     def help_text(self, aliases: Sequence[str]) -> str:
         """The help with the other spellings and the default, escaped for argparse."""
@@ -384,20 +385,3 @@ def _unmet(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:
     if bool(value) == wanted:
         return ""
     return f"without --{name}" if wanted else f"with --{name}"
-
-
-def _metavar(kinds: Iterable[Any]) -> str:
-    # The narrowest kinds are tried first, because an option of several kinds has only one placeholder.
-    if bool in kinds:
-        return "true|false"
-    for kind in kinds:
-        choices = choices_of(kind)
-        if choices:
-            return "{" + ",".join(map(str, choices)) + "}"
-    for base, word in ((int, "INT"), (float, "NUMBER"), (dict, "JSON")):
-        if any(is_class(kind, base) for kind in kinds):
-            return word
-    items = [
-        item for kind in kinds if is_class(kind, list) for item in getattr(kind, "__args__", ())
-    ]
-    return _metavar(union_members(items[0])) if items else "TEXT"

@@ -33,13 +33,6 @@ from stepjepa.utils.text import lone_surrogate
 _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
-_WORDS = {
-    bool: "true or false",
-    int: "a whole number",
-    float: "a number",
-    dict: "a JSON object",
-    str: "text",
-}
 # Least similarity of a misspelling, from 0 to 1: enough for two swapped letters in a word of four.
 _ALIKE = 0.75
 # Torch and NumPy count in int64; a larger number would fail far from the option.
@@ -97,12 +90,20 @@ def choices_of(hint: object) -> list[Any] | None:
     return None
 
 
-def describe(hint: object) -> str:
-    """Describe what a type expects, in words: "a whole number", "one of a, b, c or none"."""
-    words = [_describe_member(member) for member in _read_as(hint)]
-    if type(None) in union_members(hint):
-        words.append("none")
-    return " or ".join(dict.fromkeys(words))
+def placeholder(kinds: Iterable[Any]) -> str:
+    """What a value of one of these types may be, for the help and for messages: ``INT``, ``TEXT``, ``{a,b}``."""
+    # The narrowest kinds are tried first, because an option of several kinds has only one placeholder.
+    if bool in kinds:
+        return "true|false"
+    for kind in kinds:
+        choices = choices_of(kind)
+        if choices:
+            return "{" + ",".join(map(str, choices)) + "}"
+    for base, word in ((int, "INT"), (float, "NUMBER"), (dict, "JSON")):
+        if any(is_class(kind, base) for kind in kinds):
+            return word
+    lists = [kind for kind in kinds if is_class(kind, list)]
+    return placeholder(union_members(_item_of(lists[0]))) if lists else "TEXT"
 
 
 def _read_as(hint: object) -> list[Any]:
@@ -114,19 +115,6 @@ def _read_as(hint: object) -> list[Any]:
     if any(is_class(member, Enum) for member in members):
         return [member for member in members if member is not str]
     return members
-
-
-def _describe_member(hint: Any) -> str:
-    choices = choices_of(hint)
-    if choices is not None:
-        return f"one of {', '.join(map(str, choices))}"
-    if is_class(hint, list):
-        return f"a list ({describe(_item_of(hint))} each)"
-    kind = get_origin(hint) or hint
-    if kind in _WORDS:
-        return _WORDS[kind]
-    name = getattr(hint, "__name__", hint)
-    return f"{name} (an object that only Python code can pass)"
 
 
 def show(written: object) -> str:
@@ -171,7 +159,7 @@ def convert(hint: object, written: object, keep: str | None = None) -> object:
         with suppress(_Mismatch):
             return _convert_member(member, written, union)
     near = did_you_mean(written, words) if isinstance(written, str) else ""
-    raise BadValue(f"expected {describe(hint)}, got {show(written)}{near}")
+    raise BadValue(f"expected {placeholder(members)}, got {show(written)}{near}")
 
 
 def _check_text(written: object) -> None:
