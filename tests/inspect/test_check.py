@@ -10,7 +10,6 @@ from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError
 from stepjepa.inspect import statistics
 from stepjepa.inspect.check import check, text_warnings, warning_lines
-from stepjepa.inspect.statistics import RowSample
 from support.checks import ROWS, check_format, tokens_of, warned, words
 from support.encoding import settings_of
 from support.rows import step_rows, write
@@ -41,7 +40,8 @@ def test_everything_is_counted():
     assert report.role_orders["system, user, assistant"] == 1
     assert report.step_counts == {3: 2, 1: 2}
     assert (report.pairs_first, report.pairs_all) == (3, 5)
-    assert report.samples == [RowSample("list row 0", {"System": "s", "User": "u", "Assistant": BLANK}, 3)]
+    texts = ["  System: s", "  User: u", r"  Assistant: one\n\ntwo\n\nthree"]
+    assert report.sample == ["", "list row 0 (3 steps)", *texts]
 
 
 def test_calls_and_results_are_counted():
@@ -51,11 +51,10 @@ def test_calls_and_results_are_counted():
         "user, tool call": 1,
     }
     assert report.step_counts == {2: 1, 0: 1} and report.rows_skipped == {"switched_off": 1} and report.unread == {}
-    (sample,) = report.samples
-    assert list(sample.texts) == ["User", "Tool call", "Tool result", "Assistant"]
-    assert '"city": "Oslo"' in sample.texts["Tool call"]
-    (alone,) = check_format([row(ONE[:2])]).samples
-    assert list(alone.texts) == ["User", "Tool call"] and alone.steps == 0
+    roles = [line.partition(":")[0] for line in report.sample]
+    assert roles == ["", "list row 0 (2 steps)", "  User", "  Tool call", "  Tool result", "  Assistant"]
+    assert '"city": "Oslo"' in report.sample[3]
+    assert check_format([row(ONE[:2])]).sample[1] == "list row 0 (0 steps)"
 
 
 VERDICTS = [
@@ -87,7 +86,11 @@ def test_plain_text_is_no_chat_and_no_error():
     objectives = "regular or split or next_latent or multi_token or future_summary"
     assert report.verdict.startswith(f"plain text: train with --objective {objectives}")
     lines = report.lines()
-    assert "  Plain text: 3 rows" in lines and "    two." in lines and not any("steps" in line for line in lines)
+    assert (
+        "  Plain text: 3 rows" in lines
+        and r"  Text: One and\ntwo." in lines
+        and not any("steps" in line for line in lines)
+    )
     assert json.loads(json.dumps(report.to_dict()))["ready_for_step_jepa"] is False
     report = check_format([*rows(BLANK), {"text": "One."}])  # among chats it is skipped
     assert (report.plain_text, report.rows_skipped) == (False, {"no_known_columns": 1})

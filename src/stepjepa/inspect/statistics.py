@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from itertools import compress, islice
 from typing import Any, NamedTuple
 
@@ -42,10 +42,10 @@ from stepjepa.errors import RowError, attempted
 from stepjepa.objectives.base import built_in
 from stepjepa.training.options import ExampleOptions, JEPAOptions
 from stepjepa.utils.parallel import mapped
-from stepjepa.utils.text import counted
+from stepjepa.utils.text import counted, escaped
 
 # How much is shown of each text of the first row.
-_SHOWN_CHARACTERS, _SHOWN_LINES = 400, 4
+_SHOWN_CHARACTERS = 400
 # Lines of the table of steps; answers with more steps are counted together.
 _LONGEST_TABLE = 8
 # Orders of roles that are listed, the most frequent first.
@@ -59,34 +59,6 @@ FEW_STEPS = (
     f"name another --{_NAME.step_splitter} or --{_NAME.step_separator}, or train with --{_NAME.objective} llm_jepa, which "
     "needs no steps"
 )
-
-
-@dataclass(frozen=True)
-class RowSample:
-    """A row that is printed as an example.
-
-    Attributes:
-        place: the place of the row in its source.
-        texts: "User", "Tool call", "Assistant" and so on -> the first 400 characters of the first such text; "Text" -> those
-            of plain text.
-        steps: the number of steps of the first answer; None for plain text.
-    """
-
-    place: str
-    texts: dict[str, str]
-    steps: int | None = None
-
-    def lines(self) -> list[str]:
-        """The printed sample."""
-        steps = "" if self.steps is None else f" ({counted(self.steps, 'step')})"
-        lines = ["", f"{self.place}{steps}"]
-        for name, text in self.texts.items():
-            shown = text.expandtabs(4).splitlines()
-            if len(shown) > _SHOWN_LINES:
-                shown = [*shown[:_SHOWN_LINES], "..."]
-            lines.append(f"  {name}:")
-            lines += [f"    {line}".rstrip() for line in shown]
-        return lines
 
 
 @dataclass
@@ -121,7 +93,7 @@ class TextStatistics(RowCounts):
         repeats: rows with the question of an earlier row (`prepare_rows.question_key` ignores letter case and white space).
         first_repeat: places of the first such row and of the row that it repeats; () if there is none.
         leak: rows of the evaluation file with a question of this one; None without such a file.
-        samples: the first usable row.
+        sample: lines that show the first usable row, with the start of each role's first text.
     """
 
     splitter: str
@@ -136,7 +108,7 @@ class TextStatistics(RowCounts):
     repeats: int = 0
     first_repeat: tuple[str, ...] = ()
     leak: Leak | None = None
-    samples: list[RowSample] = field(default_factory=list)
+    sample: list[str] = field(default_factory=list)
 
     @property
     def chats(self) -> int:
@@ -172,7 +144,6 @@ class TextStatistics(RowCounts):
         """A plain record for JSON."""
         return {
             **super().to_dict(),
-            "samples": [asdict(sample) for sample in self.samples],
             "rows_with_steps": self.rows_with_steps,
             "verdict": self.verdict,
             "ready_for_step_jepa": self.ready,
@@ -194,8 +165,7 @@ class TextStatistics(RowCounts):
                 for order, rows in self.role_orders.most_common(_MOST_ORDERS)
             ]
             lines.append(f"  Roles: {'; '.join(orders)}")
-        for sample in self.samples:
-            lines += sample.lines()
+        lines += self.sample
         if self.chats and not self.plain_text:
             lines += ["", f"Steps per answer ({self.steps.words}):", *self._table()]
             first, every = f"--{_NAME.step_pairs} first", f"--{_NAME.step_pairs} all"
@@ -289,12 +259,13 @@ class _Counter:
 
         roles = [turn_name(message) for message in chat.messages]
         texts.role_orders[", ".join(roles)] += 1
-        if not texts.samples:
+        if not texts.sample:
             shown: dict[str, str] = {}
             for role, message in zip(roles, chat.messages, strict=True):
                 text = json.dumps(message[TOOL_CALLS]) if role == CALL else message["content"]
-                shown.setdefault(role.capitalize(), _cut(text))
-            texts.samples = [RowSample(place, shown, sum(steps[:1]))]
+                shown.setdefault(role.capitalize(), text)
+            heading = f"{place} ({counted(sum(steps[:1]), 'step')})"
+            texts.sample = _sample(heading, shown)
         return question_of(chat.messages)
 
     def _count_text(self, texts: TextStatistics, place: str, row: Mapping[str, Any]) -> str:
@@ -302,7 +273,7 @@ class _Counter:
         text = _question_text(row, True, None)
         texts.unread.update(left_over(row, ()))
         texts.streams += 1
-        texts.samples = texts.samples or [RowSample(place, {"Text": _cut(text)})]
+        texts.sample = texts.sample or _sample(place, {"Text": text})
         return text
 
 
@@ -402,5 +373,9 @@ def _question_text(row: Any, plain_text: bool, columns: PairColumns | None) -> s
     return question_of(row_to_messages(row, None, columns))
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
+def _sample(heading: str, texts: Mapping[str, str]) -> list[str]:
+    """The lines that show a row as an example: one for each of its texts by role."""
+    lines = ["", heading]
+    for role, text in texts.items():
+        lines.append(f"  {role}: {escaped(text[:_SHOWN_CHARACTERS])}")
+    return lines
