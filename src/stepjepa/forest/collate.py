@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +41,63 @@ class _Collator:
     shuffle_targets: bool = False
     aligned_targets: bool = False
     every_pass: bool = False
+
+    def _batch(
+        self,
+        rows: Rows,
+        label_positions: Sequence[np.ndarray],
+        label_ids: Sequence[np.ndarray],
+        sources: Placed,
+        targets: Placed,
+        replayed: int,
+    ) -> Batch:
+        """The batch of these rows, with the pairs of its examples.
+
+        Args:
+            label_positions, label_ids: those of each example.
+            sources, targets: the examples of each side; separate targets list only examples with pairs.
+            replayed: number of replayed examples, which come last and are shuffled among themselves.
+        """
+        counts = [len(example.pairs) for example, _ in sources]
+        current = len(counts) - replayed
+        replayed_counts = counts[current:]
+        replayed_pairs = sum(replayed_counts)
+        order = None
+        if self.shuffle_targets:
+            order = shuffled_order(counts[:current], self.aligned_targets)
+            # Without another example, all pairs are dropped.
+            if order is None:
+                sources, targets, replayed_pairs = (), (), 0
+            elif replayed:
+                order_replayed = shuffled_order(replayed_counts, self.aligned_targets)
+                assert order_replayed is not None, "two or more are replayed"
+                order = np.concatenate([order, len(order) + order_replayed])
+
+        pairs = [(pair, begins) for example, begins in sources for pair in example.pairs]
+        source_reads = [(pair.source, begins) for pair, begins in pairs]
+        target_reads = []
+        for example, begins in targets:
+            target_reads += [(pair.target, begins) for pair in example.pairs]
+        if order is not None:
+            target_reads = [target_reads[index] for index in order.tolist()]
+        # Weights of 1 and a single group, the usual case, need no tensors.
+        weight_P = [pair.weight for pair, _ in pairs]
+        group_P = [pair.group for pair, _ in pairs]
+        weights = groups = None
+        if any(weight != 1.0 for weight in weight_P):
+            weights = torch.tensor(weight_P, dtype=torch.float32)
+        if any(group_P):
+            groups = torch.tensor(group_P)
+        return Batch(
+            rows,
+            flat(label_positions),
+            flat(label_ids),
+            state_reads(source_reads),
+            state_reads(target_reads),
+            weights,
+            groups,
+            replayed=replayed_pairs,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,34 +149,30 @@ class ForestCollator(_Collator):
             target_rows, target_starts = self.lay_out(target_forests)
             targets = places(target_forests, target_starts)
 
-        pairs = compared(sources, targets, self.shuffle_targets, self.aligned_targets, replayed)
-        labels = [
-            forest.label_positions + begins[TRUNK]
-            for forest, (_, begins) in zip(forests, sources, strict=True)
-        ]
-        label_positions = flat(labels)
+        # A forest begins with its trunk, which has the labels.
+        labels = []
+        for forest, start in zip(forests, starts, strict=True):
+            labels.append(forest.label_positions + start)
+        label_ids = [forest.label_ids for forest in forests]
+        batch = self._batch(rows, labels, label_ids, sources, targets, replayed)
 
         # The forward computes the last MLP at these positions only.
-        read = [label_positions, pairs.sources.positions]
+        of_targets = batch.targets.positions
+        read = [batch.label_positions, batch.sources.positions]
         if target_rows is None:
-            read.append(pairs.targets.positions)
+            read.append(of_targets)
         else:
-            target_rows = replace(target_rows, read_positions=pairs.targets.positions.unique())
-        rows = replace(rows, read_positions=torch.cat(read).unique())
+            target_rows = replace(target_rows, read_positions=of_targets.unique())
+        read_positions = torch.cat(read).unique()
+        rows = replace(rows, read_positions=read_positions)
 
         # One padding token stands in for the missing targets, so that this process makes the same calls as the others.
         idle = self.every_pass and self.separate_targets and not separate
         if idle:
-            token = Example(np.array([self.pad_token_id], np.int32), ())
-            target_rows, _ = self.lay_out([build_forest(token, ())])
-        return Batch(
-            rows,
-            label_positions,
-            flat([forest.label_ids for forest in forests]),
-            **pairs._asdict(),
-            target_rows=target_rows,
-            idle=idle,
-        )
+            padding = np.array([self.pad_token_id], np.int32)
+            token = build_forest(Example(padding, ()), ())
+            target_rows, _ = self.lay_out([token])
+        return replace(batch, rows=rows, target_rows=target_rows, idle=idle)
 
     def lay_out(self, forests: Sequence[Forest]) -> tuple[Rows, np.ndarray]:
         """Choose the rows (R, T) and `pack` the forests into them; for attention by segments one row (1, T) without padding,
@@ -146,32 +198,42 @@ class ForestCollator(_Collator):
         Returns:
             The rows, and the start of each forest in their flattened states, (B,).
         """
-        width = max(row_lengths(rows, [len(forest) for forest in forests]))
+        lengths = [len(forest) for forest in forests]
+        width = max(row_lengths(rows, lengths))
         width += -width % self.pad_to_multiple_of
         shape = (len(rows), width)
-        fills = {"input_ids": self.pad_token_id, "position_ids": 0, "order": 0, "attach": ISOLATED}
+        # Each padding token is a separate segment of an example that does not exist, so it sees only itself.
+        padding: dict[str, int | np.ndarray] = {
+            "input_ids": self.pad_token_id,
+            "position_ids": 0,
+            "segment": np.arange(1, width + 1),
+            "order": 0,
+            "attach": ISOLATED,
+        }
         # A padding token is the only one of its segment, so a floor of 0 hides nothing from it.
         if self.inline:
-            fills["floor"] = 0
-        fields = {name: np.full(shape, fill, np.int64) for name, fill in fills.items()}
-        # Each padding token is a separate segment of an example that does not exist, so it sees only itself.
+            padding["floor"] = 0
+        fields = {}
+        for name, fill in padding.items():
+            fields[name] = np.full(shape, fill, np.int64)
         example = np.full(shape, PADDING, np.int64)
-        segment = np.broadcast_to(np.arange(1, width + 1), shape).copy()
         starts = np.zeros(len(forests), np.int64)
         for row, members in enumerate(rows):
             start = 0
             for index in members:
                 forest = forests[index]
-                span = slice(start, start + len(forest))
-                example[row, span], segment[row, span] = index, forest.segment
+                stop = start + lengths[index]
+                span = slice(start, stop)
+                example[row, span] = index
                 for name, field in fields.items():
                     values = getattr(forest, name)
                     # A forest without an isolated view has no floor.
                     field[row, span] = 0 if values is None else values
                 starts[index] = row * width + start
-                start += len(forest)
-        fields |= {"example": example, "segment": segment}
-        return Rows(**{name: torch.from_numpy(field) for name, field in fields.items()}), starts
+                start = stop
+        fields["example"] = example
+        tensors = {name: torch.from_numpy(field) for name, field in fields.items()}
+        return Rows(**tensors), starts
 
 
 class TwoPassCollator(_Collator):
@@ -185,9 +247,14 @@ class TwoPassCollator(_Collator):
     def __call__(self, examples: Sequence[Example]) -> Batch:
         """See the class."""
         examples, replayed = with_replayed(examples, self.shuffle_targets)
-        rows = self._pad([(example.trunk, 0) for example in examples])
+        trunks = [(example.trunk, 0) for example in examples]
+        rows = self._pad(trunks)
         width = rows.input_ids.shape[1]
-        labels = [label_indices(example) for example in examples]
+        label_positions, label_ids = [], []
+        for row, example in enumerate(examples):
+            positions, ids = label_indices(example)
+            label_positions.append(row * width + positions)
+            label_ids.append(ids)
 
         # The segments as (example, number): those of targets without a gradient have separate rows.
         views, targets = [], []
@@ -206,22 +273,16 @@ class TwoPassCollator(_Collator):
         if self.separate_targets:
             target_rows = self._rows(examples, targets, target_starts, 0)
 
-        pairs = compared(
+        batch = self._batch(
+            rows,
+            label_positions,
+            label_ids,
             list(zip(examples, starts, strict=True)),
             list(zip(examples, target_starts, strict=True)),
-            self.shuffle_targets,
-            self.aligned_targets,
             replayed,
         )
-        return Batch(
-            rows,
-            flat([position + row * width for row, (position, _) in enumerate(labels)]),
-            flat([ids for _, ids in labels]),
-            **pairs._asdict(),
-            views=view_rows,
-            target_rows=target_rows,
-            idle=self.every_pass and self.separate_targets and not targets,
-        )
+        idle = self.every_pass and self.separate_targets and not targets
+        return replace(batch, views=view_rows, target_rows=target_rows, idle=idle)
 
     def _rows(
         self,
@@ -236,9 +297,10 @@ class TwoPassCollator(_Collator):
         if not segments:
             token = np.array([self.pad_token_id])
             return self._pad([(token, 0)]) if self.every_pass else None
-        padded = self._pad(
-            [segment_row(examples[index], number, self.predictor_ids) for index, number in segments]
-        )
+        rows = []
+        for index, number in segments:
+            rows.append(segment_row(examples[index], number, self.predictor_ids))
+        padded = self._pad(rows)
         width = padded.input_ids.shape[1]
         for row, (index, number) in enumerate(segments):
             segment = examples[index].segments[number - 1]
@@ -270,10 +332,11 @@ Collator = ForestCollator | TwoPassCollator
 def segmented_cost(forest: Forest) -> float:
     """Cost of a forest under attention by segments, in tokens, comparable to `layout.rows_cost`."""
     # Indices at which the segment number changes, with both ends: the differences are the segments' lengths.
-    edges = np.flatnonzero(np.diff(forest.segment, prepend=-1, append=-1))
-    return len(forest) + min(
-        attention_costs(np.diff(edges).tolist(), forest.attach[edges[:-1]].tolist())
-    )
+    changes = np.diff(forest.segment, prepend=-1, append=-1)
+    edges = np.flatnonzero(changes)
+    lengths = np.diff(edges)
+    attached = forest.attach[edges[:-1]]
+    return len(forest) + min(attention_costs(lengths.tolist(), attached.tolist()))
 
 
 def shuffled_order(counts: Sequence[int], aligned: bool = False) -> np.ndarray | None:
@@ -318,10 +381,11 @@ Placed = Sequence[tuple[Example, Mapping[int, int]]]
 
 def places(forests: Sequence[Forest], starts: np.ndarray) -> Placed:
     """The examples of forests that begin at `starts` (B,), with the starts of their segments."""
-    return [
-        (forest.example, {number: start + inside for number, inside in forest.starts.items()})
-        for forest, start in zip(forests, starts.tolist(), strict=True)
-    ]
+    placed = []
+    for forest, start in zip(forests, starts.tolist(), strict=True):
+        begins = {number: start + inside for number, inside in forest.starts.items()}
+        placed.append((forest.example, begins))
+    return placed
 
 
 def with_replayed(
@@ -336,61 +400,11 @@ def with_replayed(
     replayed = [example.replayed for example in examples if example.replayed is not None]
     if shuffled and len(replayed) < 2:
         replayed = []
-    shortened = [
-        example._replace(labels=()) if whole else example.without_labels() for example in replayed
-    ]
+    if whole:
+        shortened = [example._replace(labels=()) for example in replayed]
+    else:
+        shortened = [example.without_labels() for example in replayed]
     return [*examples, *shortened], len(shortened)
-
-
-class Compared(NamedTuple):
-    """The fields of a `Batch` on its P pairs: both sides, weights and groups (P,), and the number of replayed pairs, which
-    come last."""
-
-    sources: StateReads
-    targets: StateReads
-    weights: Tensor | None
-    groups: Tensor | None
-    replayed: int
-
-
-def compared(
-    sources: Placed, targets: Placed, shuffle: bool, aligned: bool, replayed: int
-) -> Compared:
-    """Collect the pairs of a batch.
-
-    Args:
-        sources, targets: the examples of each side; separate targets list only examples with pairs.
-        shuffle: give each source the target of another example; without another example, drop all pairs.
-        aligned: see `shuffled_order`.
-        replayed: number of replayed examples, which come last and are shuffled among themselves.
-    """
-    counts = [len(example.pairs) for example, _ in sources]
-    current = len(counts) - replayed
-    replayed_counts = counts[current:]
-    replayed_pairs = sum(replayed_counts)
-    order = None
-    if shuffle:
-        order = shuffled_order(counts[:current], aligned)
-        if order is None:
-            sources, targets, replayed_pairs = (), (), 0
-        elif replayed:
-            order_replayed = shuffled_order(replayed_counts, aligned)
-            assert order_replayed is not None, "two or more are replayed"
-            order = np.concatenate([order, len(order) + order_replayed])
-    source_reads = [(pair.source, begins) for example, begins in sources for pair in example.pairs]
-    target_reads = [(pair.target, begins) for example, begins in targets for pair in example.pairs]
-    if order is not None:
-        target_reads = [target_reads[index] for index in order.tolist()]
-    # Weights of 1 and a single group, the usual case, need no tensors.
-    pairs = [pair for example, _ in sources for pair in example.pairs]
-    weights = groups = None
-    if any(pair.weight != 1.0 for pair in pairs):
-        weights = torch.tensor([pair.weight for pair in pairs], dtype=torch.float32)
-    if any(pair.group for pair in pairs):
-        groups = torch.tensor([pair.group for pair in pairs])
-    return Compared(
-        state_reads(source_reads), state_reads(target_reads), weights, groups, replayed_pairs
-    )
 
 
 def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]]) -> StateReads:
@@ -399,16 +413,20 @@ def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]]) -> StateReads:
     Args:
         reads: P reads, each with the starts of the segments of its example.
     """
-    layers = tuple(dict.fromkeys(read.layer for read, _ in reads)) or (None,)
+    different = dict.fromkeys(read.layer for read, _ in reads)
+    layers = tuple(different) or (None,)
     # One entry per token and vector: its position among all states, the vector that it adds to, its coefficient.
-    terms = [
-        (at[segment] + token, vector, coefficient)
-        for vector, (read, at) in enumerate(reads)
-        for segment, first, coefficient, tokens in read.terms
-        for token in range(first, first + tokens)
-    ]
-    positions = torch.tensor([position for position, _, _ in terms], dtype=torch.int64)
-    vectors = torch.tensor([vector for _, vector, _ in terms], dtype=torch.int64)
+    addresses: list[int] = []
+    numbers: list[int] = []
+    factors: list[float] = []
+    for vector, (read, begins) in enumerate(reads):
+        for segment, token, coefficient, tokens in read.terms:
+            start = begins[segment] + token
+            addresses += range(start, start + tokens)
+            numbers += [vector] * tokens
+            factors += [coefficient] * tokens
+    positions = torch.tensor(addresses, dtype=torch.int64)
+    vectors = torch.tensor(numbers, dtype=torch.int64)
     layer_of = None
     if len(layers) > 1:
         layer_P = torch.tensor([layers.index(read.layer) for read, _ in reads])
@@ -416,10 +434,11 @@ def state_reads(reads: Sequence[tuple[Read, Mapping[int, int]]]) -> StateReads:
     # If every vector is a single state, they are gathered and not summed.
     if all(read.is_state for read, _ in reads):
         return StateReads(positions, count=len(reads), layers=layers, layer_of=layer_of)
-    coefficients = torch.tensor([coefficient for _, _, coefficient in terms], dtype=torch.float32)
+    coefficients = torch.tensor(factors, dtype=torch.float32)
     return StateReads(positions, vectors, coefficients, len(reads), layers, layer_of)
 
 
 def flat(pieces: Sequence[np.ndarray]) -> Tensor:
     """Concatenate integer arrays (N,) of any lengths, as int64."""
-    return torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *pieces]))
+    nothing = np.zeros(0, np.int64)
+    return torch.from_numpy(np.concatenate([nothing, *pieces]))

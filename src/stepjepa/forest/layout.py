@@ -69,14 +69,19 @@ class Forest:
 
 def target_segments(example: Example) -> list[int]:
     """Numbers of the segments that targets are read from, in ascending order."""
-    return sorted({term.segment for pair in example.pairs for term in pair.target.terms} - {TRUNK})
+    segments = set[int]()
+    for pair in example.pairs:
+        segments.update(term.segment for term in pair.target.terms)
+    return sorted(segments - {TRUNK})
 
 
 def label_indices(example: Example) -> tuple[np.ndarray, np.ndarray]:
     """(positions that predict, ids to predict), each (N,) int32: the labelled tokens shifted by one."""
     # Nothing predicts the first token.
-    spans = [np.arange(max(start, 1), stop) for start, stop in example.labels]
-    labelled = np.concatenate([np.zeros(0, np.int64), *spans])
+    places = [np.zeros(0, np.int64)]
+    for start, stop in example.labels:
+        places.append(np.arange(max(start, 1), stop))
+    labelled = np.concatenate(places)
     return (labelled - 1).astype(np.int32), example.trunk[labelled]
 
 
@@ -131,7 +136,8 @@ def segment_row(
 ) -> tuple[np.ndarray, int]:
     """A row of the two-pass form: ids (T',) of the trunk that a segment sees and of the segment, and the first position."""
     segment = example.segments[number - 1]
-    ids = np.concatenate([example.trunk[: segment.attach + 1], segment.tokens(predictor_ids)])
+    seen = example.trunk[: segment.attach + 1]
+    ids = np.concatenate([seen, segment.tokens(predictor_ids)])
     return ids, segment.position if segment.attach == ISOLATED else 0
 
 
@@ -155,8 +161,9 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
         return token if token < stop else token + len(inserted)
 
     def on_trunk(read: Read, start: int) -> Read:
-        terms = [term._replace(segment=TRUNK, token=start + term.token) for term in read.terms]
-        return read._replace(terms=tuple(terms))
+        (term,) = read.terms
+        moved = term._replace(segment=TRUNK, token=start + term.token)
+        return read._replace(terms=(moved,))
 
     for pair in example.pairs[:1]:
         branch = example.segment(pair.source)
@@ -179,7 +186,8 @@ def build_inline(example: Example, predictor_ids: Sequence[int]) -> Forest:
         target = on_trunk(pair.target, begin)
         pairs = (pair._replace(source=source, target=target),)
 
-    moved = Example(np.concatenate([trunk[:stop], inserted, trunk[stop:]]), (), pairs=pairs)
+    sequence = np.concatenate([trunk[:stop], inserted, trunk[stop:]])
+    moved = Example(sequence, (), pairs=pairs)
     # The last predictor predicts the first token after it.
     label_positions, label_ids = label_indices(example)
     label_positions += np.int32(len(inserted)) * (label_positions + 1 >= stop)
@@ -201,15 +209,17 @@ def best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     rows: list[list[int]] = []
     # (room left, row) in ascending order, so that a binary search finds the fullest row that has enough room.
     free: list[tuple[int, int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: (-lengths[index], index)):
-        slot = bisect.bisect_left(free, (lengths[index], -1))
+    longest_first = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    for index in longest_first:
+        length = lengths[index]
+        slot = bisect.bisect_left(free, (length, -1))
         if slot < len(free):
             room, row = free.pop(slot)
-            rows[row].append(index)
         else:
-            room, row = max(capacity, lengths[index]), len(rows)
-            rows.append([index])
-        bisect.insort(free, (room - lengths[index], row))
+            room, row = max(capacity, length), len(rows)
+            rows.append([])
+        rows[row].append(index)
+        bisect.insort(free, (room - length, row))
     return rows
 
 

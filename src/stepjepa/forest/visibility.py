@@ -164,9 +164,9 @@ def mask_mod(rows: Rows, window: int | None = None) -> Callable:
             attach[row, q],
             0 if floor is None else floor[row, q],
         )
-        return (
-            seen if window is None else seen & in_window(position[row, q], position[row, k], window)
-        )
+        if window is None:
+            return seen
+        return seen & in_window(position[row, q], position[row, k], window)
 
     return rule
 
@@ -175,12 +175,13 @@ def block_mask(rows: Rows, window: int | None = None) -> BlockMask:
     """Block mask for (R, T) rows on their device; T should be a multiple of `BLOCK_SIZE`."""
     import torch
 
-    (count, length), device = rows.input_ids.shape, rows.input_ids.device
+    count, length = rows.input_ids.shape
+    device = rows.input_ids.device
+    build = _block_mask_builder(device.type)
+    rule = mask_mod(rows, window)
     # Autocast would trigger another compilation.
     with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        return _block_mask_builder(device.type)(
-            mask_mod(rows, window), count, None, length, length, str(device), BLOCK_SIZE
-        )
+        return build(rule, count, None, length, length, str(device), BLOCK_SIZE)
 
 
 @cache
