@@ -136,7 +136,7 @@ FLAGS = [
     ("--readout_layer 4", "layer 4", "layers 0 to 3"),
     ("--jepa_target_column=", "jepa_target_column is empty"),
     ("--jepa_target_column plan", "rows.jsonl line 1", "'plan' is missing", "columns found: messages"),
-    ("--jepa_target_column plan --forward inline", "forward=inline", "jepa_target_column=plan"),
+    ("--jepa_target_column plan --forward inline", "forward=inline", "jepa_target_column"),
     ("--jepa_target_column plan --reverse_pred", "reverse_pred", "jepa_target_column"),
     ("--source_column a --target_column b", "no column 'a'"),
     ("--plain --chat_template x.jinja", "plain", "chat_template"),
@@ -147,7 +147,7 @@ DATA = [
     ("check pair.jsonl --model_name tinny", "did you mean tiny"),
     ("check pair.jsonl --model_name tiny --system_prompt a\udcffb", "expected UTF-8 text"),
     ("check pair.jsonl --eval_file nowhere.jsonl", "nowhere.jsonl: no such file"),
-    ("check pair.jsonl --max_length 1", ": --max_length: max_length is 1; it must be at least 2"),
+    ("check pair.jsonl --max_length 1", ": --max_length: max_length is 1; it must be a whole number at least 2"),
     ("check pair.jsonl --source_column question", "go together"),
     ("check rosw.jsonl", "did you mean"),
     ("prepare raw.jsonl", "--output_file must be given: the JSONL file to write"),
@@ -182,8 +182,8 @@ MODELS = [
     ("evaluate model rows.jsonl --harness sums", "leave --test_file out"),
     ("evaluate --analyze a b c", "one file of predictions, or two"),
     ("evaluate --analyze bare", "is a folder"),
-    ("analyze", "no data file given; write: stepjepa analyze FILE"),
-    ("analyze rows.jsonl", "--models is missing"),
+    ("analyze", "a file and models are needed: stepjepa analyze FILE --models"),
+    ("analyze rows.jsonl", "a file and models are needed"),
     ("analyze step.jsonl --models model --step_jepa", "0 pairs for step_jepa; at least two are needed"),
     (
         "analyze rows.jsonl --models model --layers 3",
@@ -202,7 +202,7 @@ MODELS = [
     ("export adapter out", "the adapter names no base; give --base_model"),
     ("doctor --model_name no/model", "no/model"),
     ("doctor --data a.jsonl", "can be used; skipped 1: none of the columns of a chat (first: a.jsonl line 1: "),
-    ("demo --lbd 0.5", "--lbd: write --set arms.step_jepa.lbd=VALUE"),
+    ("demo --lbd 0.5", "--lbd: write --set KEY=VALUE", "arms.step_jepa.lbd"),
 ]
 if Path("/proc/self").is_dir():  # a folder that nobody can write to
     NOWHERE = "--output_dir /proc/x"

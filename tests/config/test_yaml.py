@@ -98,8 +98,8 @@ def test_an_empty_file_sets_nothing(text, write):
 
 def test_a_missing_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert message("--config", "run.yml") == "run.yml: no such file; --config takes the path of a YAML file"
-    assert message("--config", ".").startswith(".: cannot be read as a UTF-8 text file (")
+    for name in ("run.yml", "."):
+        assert message("--config", name).startswith(f"{name}: cannot be read as a UTF-8 text file ([Errno ")
     assert message("--config", "a", "b") == "--config takes the path of one YAML file, and may be given only once"
 
 

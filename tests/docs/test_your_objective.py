@@ -66,7 +66,7 @@ def test_from_python_as_on_the_page(trained, folder, monkeypatch):
     ("words", "message"),
     [
         (["--from_ent", "2"], "unknown flag --from_ent; did you mean --from_end?"),
-        (["--from_end", "0"], "from_end is 0; it must be at least 1"),
+        (["--from_end", "0"], "from_end is 0; it must be a whole number at least 1"),
         (["--objective", "conclusion.py:log_cosh"], "is not a subclass of stepjepa.objectives.Objective"),
         (["--objective", "broken.py:Conclusion"], "broken.py cannot be loaded (division by zero)"),
         (["--objective", "clash.py:Clash"], "its option 'lbd' has the name of an existing option; choose another"),

@@ -132,14 +132,11 @@ class AnalyzeOptions(
             ConfigError: a value is invalid; the message names the option.
         """
         check_fields(self, _Analysis)
-        example = f"write: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B"
-        if not self.file:
-            hint = f"; put the file before --{_NAME.models}, which takes everything after it"
+        if not self.file or not self.models:
             raise ConfigError(
-                f"no data file given; {example}{f'{hint} ({self.models[-1]})' if self.models else ''}"
+                f"a file and models are needed: stepjepa analyze FILE --{_NAME.models} RUN_A RUN_B; put the file before "
+                f"--{_NAME.models}, which takes everything after it"
             )
-        if not self.models:
-            raise ConfigError(f"--{_NAME.models} is missing; {example}")
 
 
 _NAME = Names(AnalyzeOptions)

@@ -310,9 +310,8 @@ def check_alike(states: Mapping[str, States]) -> None:
     """Check that all states belong to the same pairs. Raises DataError: they do not."""
     (label, first), *others = states.items()
     for other, one in others:
-        if one.file != first.file or not np.array_equal(one.rows, first.rows):
+        if not np.array_equal(one.rows, first.rows):
             raise DataError(
-                f"states of {label} belong to {counted(len(first.rows), 'pair')} of {first.file}, those of {other} to "
-                f"{len(one.rows):,} of {one.file}, and the rows differ; if the models' tokenizers or numbers of positions "
+                f"the pairs of {label} and {other} are of different rows; if the models' tokenizers or numbers of positions "
                 f"differ, change --{_NAME.max_length} so that every row fits"
             )

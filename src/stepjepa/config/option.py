@@ -219,21 +219,14 @@ class Option:
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int
         # True is an int in Python, but a user who writes it does not mean a number.
-        if isinstance(value, bool) or not isinstance(value, wanted) or not math.isfinite(value):
-            needs = f"a {_NUMBERS[kind]} {self._range}".rstrip()
-            raise ConfigError(f"{self.name} is {value!r}; it must be {needs}")
-        self._check_bounds(value)
-
-    def _check_bounds(self, value: float) -> None:
-        if not all(_COMPARISONS[name](value, bound) for name, bound in self.bounds.items()):
-            raise ConfigError(f"{self.name} is {value}; it must be {self._range}")
-
-    @property
-    def _range(self) -> str:
-        """The bounds in words: ``above 0 and below 1``."""
-        return " and ".join(
-            f"{name.replace('_', ' ')} {bound:.12g}" for name, bound in self.bounds.items()
-        )
+        fits = isinstance(value, wanted) and not isinstance(value, bool) and math.isfinite(value)
+        ranges = []
+        for name, bound in self.bounds.items():
+            fits = fits and _COMPARISONS[name](value, bound)
+            ranges.append(f" {name.replace('_', ' ')} {bound:.12g}")
+        if not fits:
+            needs = _NUMBERS[kind] + " and".join(ranges)
+            raise ConfigError(f"{self.name} is {value!r}; it must be a {needs}")
 
     def metavar(self) -> str:
         """The placeholder after the flag in the help: ``INT``, ``TEXT``, ``{a,b}``."""

@@ -252,6 +252,10 @@ _NO_NUMBERS = (
     "the page no longer shows numbers computed by a model; stepjepa analyze FILE --models RUN reads "
     "the states of a run"
 )
+_IN_DEMO = (
+    "write --set KEY=VALUE with base.per_device_train_batch_size, base.learning_rate, arms.step_jepa.predictors or "
+    "arms.step_jepa.lbd"
+)
 _AS_TRAINED = "was removed from analyze: every model is read as it was trained"
 # Removed flags and commands -> what replaces them. The option of an answer only says which command the answer belongs to.
 LEFT: dict[str, Answer] = {
@@ -296,16 +300,17 @@ LEFT: dict[str, Answer] = {
         response_field="response",
     ),
     **_answers("", "was removed: every question is asked once", samples_per_question="1"),
-    "timeout": Answer(
-        "attempts", "was removed: a request times out after ten minutes and is sent again"
-    ),
-    "max_retries": Answer(
+    **_answers(
         "attempts",
-        "was removed: a request is sent again up to six times; run the same command to resume",
+        "was removed: a request times out after ten minutes, and is sent up to six times; run the same command to resume",
+        timeout="",
+        max_retries="",
     ),
-    "question_column": Answer("attempts", "write --source_column and --target_column"),
-    "ground_truth_column": Answer(
-        "attempts", "call the column ground_truth, or name it with --target_column"
+    **_answers(
+        "attempts",
+        "write --source_column and --target_column",
+        question_column="",
+        ground_truth_column="",
     ),
     "no_resume": Answer(
         "attempts",
@@ -344,11 +349,6 @@ LEFT: dict[str, Answer] = {
         "",
         "running in a Ray cluster was removed here; docs/scale.md shows how to do it with Ray",
         engine="processes",
-    ),
-    **_answers(
-        "",
-        "was removed: serve copies of the model (vllm serve) and ask them with --backend openai",
-        ray_replicas="none",
     ),
     **_answers("", _NO_NUMBERS, run_model="false", no_run_model="true", attention_layers="none"),
     "per_device_train_batch_size": Answer(
@@ -395,14 +395,12 @@ LEFT: dict[str, Answer] = {
         "valid_ratio",
         "the training rows are written to one file; to cut it, run: split --number l/4 train.jsonl",
     ),
-    "batch_size": Answer("train_rows", "write --set base.per_device_train_batch_size=VALUE"),
-    "learning_rate": Answer("train_rows", "write --set base.learning_rate=VALUE"),
-    "predictors": Answer("train_rows", "write --set arms.step_jepa.predictors=VALUE"),
-    "lbd": Answer("train_rows", "write --set arms.step_jepa.lbd=VALUE"),
+    **_answers("train_rows", _IN_DEMO, batch_size="", learning_rate="", predictors="", lbd=""),
     **_answers(
         "",
         "was removed: serve copies of the model (vllm serve --data-parallel-size N) and ask them with --backend openai",
         data_parallel_size="1",
+        ray_replicas="none",
     ),
 }
 

@@ -130,8 +130,6 @@ def read_tree(path: str | os.PathLike[str]) -> Node:
     try:
         # Editors on Windows write a byte order mark, which utf-8-sig drops.
         return parse_tree(Path(path).read_text(encoding="utf-8-sig"), str(path))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; --config takes the path of a YAML file") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as a UTF-8 text file ({error})") from None
 
@@ -163,10 +161,8 @@ def parse_tree(text: str, name: str, numbered: bool = True) -> Node:
         mark = error.problem_mark or error.context_mark
         place = where(mark.line) if mark else name
         raise ConfigError(f"{place}: not valid YAML: {error.problem or error.context}") from None
-    except RecursionError:
-        raise ConfigError(f"{name}: not valid YAML: nested too deeply") from None
-    # `!!int many` raises ValueError.
-    except (yaml.YAMLError, ValueError) as error:
+    # `!!int many` raises ValueError, and a file that is nested too deeply RecursionError.
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{name}: not valid YAML: {said(error, lines=1)}") from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -68,8 +68,8 @@ class InspectOptions(ExampleOptions, RowOptions):
 _NAME = Names(InspectOptions)
 # Height of the page in a notebook, in pixels.
 _PAGE_HEIGHT = 640
-# Suffixes of the files to write.
-_PAGE, _PICTURE = (".html", ".htm"), (".png",)
+# Suffixes of the files to write: pages and a picture.
+_SUFFIXES = (".html", ".htm", ".png")
 
 
 @dataclass
@@ -111,8 +111,8 @@ class RowView:
         Raises:
             ConfigError: the suffix is neither of these, or the file exists or cannot be written.
         """
-        _check_output(file, (*_PAGE, *_PICTURE), overwrite)
-        if Path(file).suffix.lower() in _PAGE:
+        _check_output(file, overwrite)
+        if Path(file).suffix.lower() != ".png":
             write_page(self.html(), file)
         else:
             from stepjepa.inspect.figure import row_figure, save_figure
@@ -158,11 +158,10 @@ def inspect(
     row_options = RowOptions(row=row, **keywords)
     check_fields(row_options)
     method = method_from(of_method)
-    # Suffixes -> the file to write. A file that cannot be written is refused now, before any work is done.
-    outputs = {_PAGE: row_options.html, _PICTURE: row_options.png}
-    files = {suffixes: file for suffixes, file in outputs.items() if file is not None}
-    for suffixes, file in files.items():
-        _check_output(file, suffixes, row_options.overwrite)
+    files = [file for file in (row_options.html, row_options.png) if file is not None]
+    # A file that cannot be written is refused now, before any work is done.
+    for file in files:
+        _check_output(file, row_options.overwrite)
     if row_options.png is not None:
         library("matplotlib", "analysis")
 
@@ -178,7 +177,7 @@ def inspect(
     notes = [str(unread) for unread in without_effect(method, of_method)]
     title = f"row {row} ({place}), {method.objective}: {loss_line(method)}"
     view = RowView(title, record, [*notes, *row_notes])
-    for file in files.values():
+    for file in files:
         view.save(file, row_options.overwrite)
     return view
 
@@ -187,11 +186,11 @@ def inspect(
 show_row = inspect
 
 
-def _check_output(file: str | os.PathLike[str], suffixes: Sequence[str], overwrite: bool) -> None:
+def _check_output(file: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse an output file (ConfigError) that has another suffix or already exists."""
     path = Path(file)
-    if path.suffix.lower() not in suffixes:
-        raise ConfigError(f"{file}: the file's name must end in {' or '.join(suffixes)}")
+    if path.suffix.lower() not in _SUFFIXES:
+        raise ConfigError(f"{file}: the file's name must end in {' or '.join(_SUFFIXES)}")
     if path.exists() and not overwrite:
         raise ConfigError(
             f"{file}: the file exists; choose another name, or give --{_NAME.overwrite} to replace it"

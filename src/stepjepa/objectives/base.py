@@ -179,23 +179,15 @@ class Objective:
                 method = ", ".join((self.name, *self.about))
                 raise ConfigError(f"{method}: {name}={value} has no effect; leave {name} out")
         if self.options.forward not in ("auto", *self.forwards):
-            objectives = [
-                name for name, cls in built_in().items() if self.options.forward in cls.forwards
-            ]
             raise ConfigError(
                 f"forward={self.options.forward} cannot compute {self.options.objective}; use forward "
-                f"{' or '.join(self.forwards)}, or objective {' or '.join(objectives)}"
+                f"{' or '.join(self.forwards)}"
             )
-        # `inline` has one sequence, which holds the chat and nothing else.
-        if self.options.forward == "inline" and self.target_column:
+        # `inline` has one sequence, which holds the chat as the LM loss reads it, and nothing else.
+        if self.options.forward == "inline" and (self.target_column or self.mask_ratio):
             raise ConfigError(
-                f"forward=inline isolates a view inside the chat, and {_NAME.jepa_target_column}={self.target_column} is "
-                "not in it; use forward packed"
-            )
-        if self.options.forward == "inline" and self.mask_ratio:
-            raise ConfigError(
-                f"forward=inline reads the source on the chat, whose tokens {_NAME.mask_ratio} would hide from the LM loss; "
-                "use forward packed"
+                f"forward=inline has only the tokens of the chat; {_NAME.jepa_target_column} and {_NAME.mask_ratio} need "
+                "forward packed"
             )
 
     # Descriptions for summaries

@@ -32,7 +32,7 @@ def test_what_cannot_be_made():
         ("gsm8", {}, "metric is 'gsm8'; known: gsm8k, .*, or your own file.py:Name; did you mean gsm8k?"),
         ("gsm8k", {"refernce_column": "a"}, "no option 'refernce_column' of gsm8k; did you mean 'reference_column'"),
         ("no_such_module_at_all:f", {}, "No module named .no_such_module_at_all"),
-        ("math", {"time_limit": 0}, "time_limit is 0; it must be above 0"),
+        ("math", {"time_limit": 0}, "time_limit is 0; it must be a finite number above 0"),
         ("missing.py:f", {}, "missing.py: there is no such file"),
     ):
         with pytest.raises(ConfigError, match=message):
