@@ -46,7 +46,7 @@ def look(index: int) -> dict[str, Any]:
 
 
 def new_figure(
-    rows: int = 1, columns: int = 1, *, height: float, title: str = "", **options: Any
+    rows: int = 1, columns: int = 1, *, height: float, title: str = ""
 ) -> tuple[Figure, list[Any]]:
     """A figure of `WIDTH` x `height` inches and its axes, row by row, with a light grid and without a box.
 
@@ -57,7 +57,7 @@ def new_figure(
         figsize=(WIDTH, height), layout="constrained", dpi=100
     )
     figure.get_layout_engine().set(h_pad=0.07)
-    axes = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+    axes = figure.subplots(rows, columns, squeeze=False, sharex="col").ravel().tolist()
     for axis in axes:
         axis.grid(alpha=0.3, linewidth=0.6)
         axis.set_axisbelow(True)
@@ -108,9 +108,7 @@ def layer_figure(models: Mapping[str, ModelGeometry]) -> Figure:
     """Measures by layer: a panel for each of `MEASURES`, a line for each model; -1, after the final norm, is drawn last."""
     known = {layer for model in models.values() for layer in model.layers}
     layers = sorted(known, key=lambda layer: (layer < 0, layer))
-    figure, axes = new_figure(
-        len(MEASURES), height=1.0 + 2.5 * len(MEASURES), title="By layer", sharex=True
-    )
+    figure, axes = new_figure(len(MEASURES), height=1.0 + 2.5 * len(MEASURES), title="By layer")
     for axis, (label, measure) in zip(axes, MEASURES.items(), strict=True):
         lines = {}
         for name, model in models.items():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import errno
 import gc
 import logging
 import os
@@ -268,17 +267,6 @@ QUIET = "--quiet"
 # The short help of a command with more options than this shows only the first ones.
 _MANY_OPTIONS = 40
 
-# Errors that the user's command did not cause; the same command may work later, so the exit status differs.
-_SYSTEM_TROUBLES = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EIO,
-    errno.EFBIG,
-    errno.ENOMEM,
-    errno.EMFILE,
-    errno.ENFILE,
-}
-
 
 def command() -> int:
     """Run `main` as the whole process, with the garbage collector tuned for the million objects that torch and transformers
@@ -307,8 +295,7 @@ def main(argv: list[str] | None = None) -> int:
         # A broken pipe elsewhere, such as a data worker's, is a failure.
         if isinstance(error, BrokenPipeError):
             raise
-        kind = RunError if error.errno in _SYSTEM_TROUBLES else StepJepaError
-        return tell(kind(_reason(error)), _name(argv))
+        return tell(RunError(_reason(error)), _name(argv))
     # Flush standard output while its errors can still be handled; Python's flush at exit would print a traceback.
     trouble = stdout_trouble()
     return status if status or trouble is None else _cannot_print(trouble, argv)

@@ -13,7 +13,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 from stepjepa.config.gone import replacement
 from stepjepa.config.values import (
@@ -346,28 +346,19 @@ def public_values(options: object) -> dict[str, Any]:
     return values
 
 
-class Unread(NamedTuple):
-    """An option that was set but that the run does not read; `reason` begins with "with" or "without"."""
-
-    name: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"--{self.name} has no effect {self.reason}"
-
-
-def unread_options(options: object, given: Iterable[str]) -> list[Unread]:
-    """The options among the names `given` that differ from their defaults and lack what they need, in the order of the
-    fields."""
+def unread_options(options: object, given: Iterable[str]) -> list[str]:
+    """Notes on the options among the names `given` that differ from their defaults and lack what they need, in the order of
+    the fields."""
     given = set(given)
-    unread = []
+    notes = []
     for option in options_of(type(options)).values():
-        reasons = [_unmet(options, needed, wanted) for needed, wanted in option.needs.items()]
-        reasons = list(filter(None, reasons))
-        changed = option.name in given and getattr(options, option.name) != option.default
-        if changed and reasons:
-            unread.append(Unread(option.name, reasons[0]))
-    return unread
+        if option.name not in given or getattr(options, option.name) == option.default:
+            continue
+        unmet = [_unmet(options, needed, wanted) for needed, wanted in option.needs.items()]
+        reason = next(filter(None, unmet), None)
+        if reason:
+            notes.append(f"--{option.name} has no effect {reason}")
+    return notes
 
 
 def _unmet(options: object, name: str, wanted: bool | tuple[str, ...]) -> str:

@@ -100,8 +100,7 @@ class Node(NamedTuple):
             ConfigError: the value is a mapping or empty.
         """
         if not self.given or isinstance(self.given, dict):
-            got = "an empty list" if self.given == [] else show(self.written)
-            raise ConfigError(f"{self.where}: {what}: expected a list, got {got}")
+            raise ConfigError(f"{self.where}: {what}: expected a list, got {show(self.written)}")
         return self.given if isinstance(self.given, list) else [self]
 
     @property

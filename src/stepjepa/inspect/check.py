@@ -191,7 +191,7 @@ def check(
         tokens = read_tokens(
             reader, tokenizer_of(rows, name, method), method, name, file_options.num_proc
         )
-        notes = [str(unread) for unread in without_effect(method, set(of_method) - _READ)]
+        notes = without_effect(method, set(of_method) - _READ)
     # Last, because the comparison needs the questions of all rows.
     if eval_rows is not None:
         reader.compare(eval_rows)

@@ -174,7 +174,7 @@ def inspect(
     encoder = encoder_for(rows, loaded, method)
     record, row_notes = shown_row(rows, row, encoder, method, row_options.seed)
 
-    notes = [str(unread) for unread in without_effect(method, of_method)]
+    notes = without_effect(method, of_method)
     title = f"row {row} ({place}), {method.objective}: {loss_line(method)}"
     view = RowView(title, record, [*notes, *row_notes])
     for file in files:

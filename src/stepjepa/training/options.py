@@ -14,7 +14,6 @@ from typing import Any, Literal
 from stepjepa.config.option import (
     Names,
     Topic,
-    Unread,
     check_fields,
     option,
     options_of,
@@ -242,8 +241,8 @@ class JEPAOptions(
 _NAME = Names(JEPAOptions)
 
 
-def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
-    """The options among `given` that differ from their defaults and that the run does not read."""
+def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[str]:
+    """Notes on the options among `given` that differ from their defaults and that the run does not read."""
     # The defaults depend on the objective.
     plain = JEPAOptions(objective=options.objective, objective_options=options.objective_options)
     plain.check()
@@ -255,7 +254,7 @@ def without_effect(options: JEPAOptions, given: Iterable[str]) -> list[Unread]:
     objective = find_objective(options.objective)(options)
     idle = idle_options(objective)
     unread = [
-        Unread(name, f"with objective {options.objective}")
+        f"--{name} has no effect with objective {options.objective}"
         for name in options_of(JEPAOptions)
         if name in idle and name in changed
     ]

@@ -340,8 +340,7 @@ def run_notes(run: RunOptions, options: JEPAOptions, given: Collection[str]) -> 
         lines.append(
             f"--{_NAME.jepa_ratio} 0: no example keeps its pairs, so only the LM loss is trained"
         )
-    lines += map(str, without_effect(options, given))
-    return [*lines, *map(str, unread_options(run, given))]
+    return [*lines, *without_effect(options, given), *unread_options(run, given)]
 
 
 # Output: the start-up summary and the result
