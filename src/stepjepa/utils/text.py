@@ -139,23 +139,14 @@ def slug(label: str) -> str:
 
 
 def labels_of(names: Sequence[str]) -> list[str]:
-    """Short labels of paths: their last parts, as many as make them unique; at least two for a checkpoint."""
-    parts = []
-    for name in names:
-        path = Path(name).expanduser()
-        parts.append(path.resolve().parts if path.is_dir() else Path(name).parts)
-    counts = [2 if part[-1].startswith("checkpoint-") else 1 for part in parts]
-    while True:
-        labels = ["/".join(part[-count:]) for part, count in zip(parts, counts, strict=True)]
+    """Short labels of paths: their last parts, as many as make them unique, and at least two for checkpoints. Without such a
+    number of parts, as for equal paths, the last parts get numbers."""
+    paths = [Path(name).expanduser() for name in names]
+    parts = [(path.resolve() if path.is_dir() else path).parts for path in paths]
+    first = 1 + any(part[-1].startswith("checkpoint-") for part in parts)
+    for count in range(first, max(map(len, parts)) + 1):
+        labels = [escaped("/".join(part[-count:])) for part in parts]
         # Labels become file names, and some file systems ignore case.
-        slugs = [slug(label).casefold() for label in labels]
-        alike = [number for number, label in enumerate(slugs) if slugs.count(label) > 1]
-        longer = [number for number in alike if counts[number] < len(parts[number])]
-        if not longer:
-            break
-        for number in longer:
-            counts[number] += 1
-    # Labels that are still alike, as for equal paths, get a number.
-    for number in alike:
-        labels[number] += f"-{number + 1}"
-    return [escaped(label) for label in labels]
+        if len({slug(label).casefold() for label in labels}) == len(labels):
+            return labels
+    return [escaped(f"{part[-1]}-{number}") for number, part in enumerate(parts, 1)]
