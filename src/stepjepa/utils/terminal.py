@@ -14,13 +14,13 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import IO
 
 from stepjepa.utils.text import escaped, one_line, printable, printable_json
 
 _STDOUT = "standard output"
-# Outside a terminal: the maximum number of progress lines for a task, and the minimum number of seconds between them.
-_LINES, _PAUSE = 10, 10.0
+# Seconds between two lines of progress outside a terminal.
+_PAUSE = 60.0
 _quiet = False
 
 
@@ -96,12 +96,15 @@ class _Log(logging.Handler):
             print(printable(self.format(record)), file=sys.stderr, flush=True)
 
 
+_log = _Log()
+
+
 def show_log(level: int) -> None:
     """Show the log of this library on standard error. Other libraries print theirs themselves."""
     logger = logging.getLogger("stepjepa")
     logger.setLevel(level)
-    if not any(isinstance(handler, _Log) for handler in logger.handlers):
-        logger.addHandler(_Log())
+    # Adding it again has no effect.
+    logger.addHandler(_log)
 
 
 class Bar:
@@ -117,18 +120,17 @@ class Bar:
             TimeRemainingColumn,
         )
 
-        self._silent, self._console = silent, Console(stderr=True)
+        self._silent = silent or _quiet
+        self._console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal or silent or _quiet,
+            disable=self._silent or not self._console.is_terminal,
         )
-        self._task: Any = None
-        self._name, self._total, self._done = "", 0, 0
-        self._printed, self._when = 0, 0.0
+        self._printed = 0.0
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -139,29 +141,25 @@ class Bar:
 
     def begin(self, name: str, total: int, done: int = 0) -> None:
         """Begin a task, `done` of whose `total` steps are already done; outside a terminal, print it."""
-        if self._task is not None:
-            self._progress.remove_task(self._task)
-        self._task = self._progress.add_task(escaped(name), total=total, completed=done)
-        self._name, self._total, self._done = name, total, done
-        self._printed, self._when = done, time.monotonic()
+        for earlier in self._progress.task_ids:
+            self._progress.remove_task(earlier)
+        self._progress.add_task(escaped(name), total=total, completed=done)
+        self._printed = time.monotonic()
         if self._progress.disable:
             self.say(f"{name}: {total}{f', {done} of them already done' if done else ''}")
 
     def step(self, count: int) -> None:
         """Advance the task; outside a terminal, print the progress from time to time."""
-        self._done += count
-        self._progress.update(self._task, advance=count)
-        due = (
-            self._done - self._printed >= self._total / _LINES
-            and time.monotonic() - self._when >= _PAUSE
-        )
-        if self._progress.disable and due and self._done < self._total:
-            self._printed, self._when = self._done, time.monotonic()
-            self.say(f"{self._name}: {self._done} of {self._total}")
+        (task,) = self._progress.tasks
+        self._progress.advance(task.id, count)
+        now = time.monotonic()
+        if self._progress.disable and now - self._printed >= _PAUSE and not task.finished:
+            self._printed = now
+            self.say(f"{task.description}: {task.completed} of {task.total}")
 
     def say(self, line: str) -> None:
         """Print a line above the bar."""
-        if not (self._silent or _quiet):
+        if not self._silent:
             self._console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
 
