@@ -147,7 +147,7 @@ def test_a_bad_row(tmp_path, line, reason, words):
     assert report.rows_skipped == {reason: 1} and report.rows_kept == 1
     what = report.first_skipped[reason]
     assert what.startswith(f"{tmp_path}/raw.jsonl line 3: ") and words in what
-    assert len(what) < 2000 and all(line.isprintable() for line in report.lines())
+    assert len(what) < 2000 and all(line.isprintable() for line in str(report).split("\n"))
     before = contents(tmp_path)
     with pytest.raises(DataError, match=r"raw\.jsonl line 3: [^\n]*$"):
         run(tmp_path, LINE + b"\n" + line, strict_data=True)

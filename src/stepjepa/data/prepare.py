@@ -54,16 +54,12 @@ class PrepareResult(RowCounts):
     next_command: str = ""
 
     def __str__(self) -> str:
-        following = [f"Next: {self.next_command}"] if self.next_command else []
-        return "\n".join([*self.lines(), *following])
-
-    def lines(self) -> list[str]:
-        """The counts, one fact per line. Text from the file is escaped, so that it cannot control the terminal."""
+        # Text from the file is escaped, so that it cannot control the terminal.
         skipped = self.rows_skipped.total()
         steps = ", ".join(
             f"{steps} in {rows:,}" for steps, rows in sorted(self.step_counts.items())
         )
-        return [
+        lines = [
             f"Prepared: {escaped(self.source)}",
             f"  Format: {self.format}",
             f"  Rows: {self.rows_read:,} read, {self.rows_kept:,} kept, {skipped:,} skipped",
@@ -71,6 +67,9 @@ class PrepareResult(RowCounts):
             f"  Steps per row: {steps}",
             *(f"  {escaped(name)}: {counted(rows, 'row')}" for name, rows in self.files.items()),
         ]
+        if self.next_command:
+            lines.append(f"Next: {self.next_command}")
+        return "\n".join(lines)
 
 
 def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
@@ -121,17 +120,13 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
 
 def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
     """The command that trains on the output."""
-    words = ["stepjepa", "train", *_flags(train_file=train)]
+    words = ["stepjepa", "train", "--train_file", str(train)]
     if result.files.get(str(valid)):
-        words += _flags(eval_file=valid)
-    words += _flags(model_name="mini")
+        words += ["--eval_file", str(valid)]
+    words += ["--model_name", "mini"]
     if max(result.step_counts) > 1:
         words.append("--step_jepa")
-    return shlex.join([*words, *_flags(output_dir=f"runs/{train.stem}")])
-
-
-def _flags(**options: object) -> list[str]:
-    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    return shlex.join([*words, "--output_dir", f"runs/{train.stem}"])
 
 
 def _first_rows(raw: RowSource) -> list[object]:
