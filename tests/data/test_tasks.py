@@ -156,7 +156,6 @@ def test_a_node_is_a_token_of_the_preset():
     [
         ("arithmetic", {"min_steps": 4, "max_steps": 3}, "must not be below"),
         ("path_start", {}, "did you mean 'path_star'"),
-        ("path_star", {"degre": 3}, "did you mean 'degree'"),
         ("path_star", {"nodes": 8}, "nodes is 8, but the star needs at least 9"),
         ("a5", {"symbols": 61}, "at most 60"),
     ],
