@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -23,16 +23,12 @@ class ExampleStore(Sequence[Example]):
         self.records, self.edges, self.lengths = records, edges, lengths
 
     @classmethod
-    def of(cls, examples: Iterable[Example]) -> ExampleStore:
+    def of(cls, examples: Sequence[Example]) -> ExampleStore:
         """Store these examples."""
         # Forked workers share a page of memory until one writes to it. Reference counts would write to every page of a list
         # of objects, and so copy it once per worker.
-        records: list[bytes] = []
-        lengths: list[int] = []
-        for example in examples:
-            record = pickle.dumps(example, pickle.HIGHEST_PROTOCOL)
-            records.append(record)
-            lengths.append(len(example.trunk))
+        records = [pickle.dumps(example, pickle.HIGHEST_PROTOCOL) for example in examples]
+        lengths = [len(example.trunk) for example in examples]
         sizes = [0, *map(len, records)]
         edges = np.cumsum(sizes, dtype=np.int64)
         joined = b"".join(records)

@@ -137,8 +137,7 @@ class RowSource:
         with reading(self.name), open(self.file, "rb") as file:
             first = file.read(_SAMPLED_BYTES)
             size = file.seek(0, os.SEEK_END)
-            last_begin = max(0, size - _SAMPLED_BYTES)
-            file.seek(last_begin)
+            file.seek(max(0, size - _SAMPLED_BYTES))
             last = file.read()
         return digest([b"%d:" % size, first, last])
 

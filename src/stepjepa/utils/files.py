@@ -218,7 +218,6 @@ def locked(path: Path) -> Iterator[bool]:
             # The folder is not writable. The command itself will fail with a clearer message.
             yield True
             return
-        identity = None
         with file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -227,9 +226,10 @@ def locked(path: Path) -> Iterator[bool]:
                 return
             except OSError:
                 pass
+            held = False
             with suppress(OSError):
-                identity = path.stat()
-            if identity is None or not os.path.samestat(identity, os.fstat(file.fileno())):
+                held = os.path.samestat(path.stat(), os.fstat(file.fileno()))
+            if not held:
                 # The last holder removed the file between our open and our lock.
                 continue
             try:
@@ -379,10 +379,7 @@ def model_parts(folder: Path) -> Iterator[bytes]:
 
 def digest(parts: Iterable[bytes]) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of all parts."""
-    digest_so_far = hashlib.sha256()
-    for part in parts:
-        digest_so_far.update(part)
-    return digest_so_far.hexdigest()[:16]
+    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
 
 
 def checksum(path: Path) -> str:
