@@ -67,11 +67,6 @@ class UncutBlock(NamedTuple):
         return self.start, self.end
 
 
-def blocks_of(text: str) -> list[UncutBlock]:
-    """Return the blocks of a text whose lines end in line feeds; tables come last."""
-    return [*_blocks(text), *_tables(text)]
-
-
 def answer_of(text: str) -> str:
     """Return the text after the last thinking block; empty if that block never ends, the complete text if there is no
     block."""
@@ -228,9 +223,9 @@ def holds_code(text: str) -> bool:
     # The text without its blocks. Blocks may overlap (a table in thinking), so `reached` never decreases.
     outside: list[str] = []
     reached = 0
-    for block in sorted(blocks_of(text), key=lambda block: block.start):
-        outside.append(text[reached : block.start])
-        reached = max(reached, block.end)
+    for start, end in text_of(text).blocks:
+        outside.append(text[reached:start])
+        reached = max(reached, end)
     bare = "".join([*outside, text[reached:]])
     if _OPENER.search(bare):
         return True
@@ -303,7 +298,7 @@ class Text:
 
     @cached_property
     def _blocks(self) -> list[UncutBlock]:
-        return blocks_of(self.lines)
+        return [*_blocks(self.lines), *_tables(self.lines)]
 
     @property
     def thoughts(self) -> list[CharSpan]:
