@@ -136,13 +136,12 @@ def is_stream(row: object) -> bool:
     return first_filled(row, ("text", "input_ids")) is not None
 
 
-def listed_steps(row: object, name: str) -> list[str]:
+def listed_steps(row: Mapping[str, object], name: str) -> list[str]:
     """Return the steps that a column lists.
 
     Raises:
         RowError: the column is missing, or is not a list of texts.
     """
-    row = as_object(row)
     value = column_value(row, name)
     if value is None:
         raise RowError(
@@ -153,9 +152,8 @@ def listed_steps(row: object, name: str) -> list[str]:
     return list(value)
 
 
-def target_text(row: object, name: str) -> str | RowError:
+def target_text(row: Mapping[str, object], name: str) -> str | RowError:
     """Return the text of the target view in a column, or the error that says why there is none."""
-    row = as_object(row)
     value = column_value(row, name)
     if isinstance(value, str) and value.strip() and lone_surrogate(value) is None:
         return value
@@ -338,14 +336,12 @@ def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def template_kwargs_of(row: object) -> dict[str, Any]:
+def template_kwargs_of(row: Mapping[str, object]) -> dict[str, Any]:
     """Return the template arguments of a row: its `chat_template_kwargs` and its tools; empty for most rows.
 
     Raises:
         RowError: the arguments are not an object, or the tools are not a list.
     """
-    if not isinstance(row, Mapping):
-        return {}
     kwargs, tools = (parsed(row.get(name)) for name in (TEMPLATE_KWARGS, TOOLS))
     if not isinstance(kwargs or {}, Mapping) or not isinstance(tools or [], list):
         raise RowError(

@@ -181,8 +181,8 @@ class CheckedChat(NamedTuple):
         In a row with a list of steps and no answer, the steps are the answer.
         """
         rules = options.rules
-        complete = row
-        if rules.required and isinstance(row, Mapping):
+        row = complete = as_object(row)
+        if rules.required:
             column = answer_column(row)
             if column not in row:
                 complete = {**row, column: join_steps(listed_steps(row, str(rules.column)))}
@@ -210,7 +210,7 @@ class CheckedChat(NamedTuple):
         # If the user names the columns of the views, the other columns are left out on purpose.
         unread: Sequence[str] = ()
         if options.columns is None:
-            unread = left_over(as_object(row), messages, {rules.column, target_column})
+            unread = left_over(row, messages, {rules.column, target_column})
         return cls(
             messages,
             answers,
@@ -393,7 +393,7 @@ class RowEncoder:
         self, place: str, chat: CheckedChat, tokens: TokenisedText, report: DataReport
     ) -> list[Example]:
         """Make the example of a chat and count it in the report; RowError if none of its tokens can be trained on."""
-        if self.options.needs_steps and isinstance(chat.steps, RowError):
+        if isinstance(chat.steps, RowError):
             raise chat.steps
         ids, last = self._apart(chat, tokens)
         begins = chat.shown.begins
@@ -471,7 +471,7 @@ class RowEncoder:
                 pairs = pairs._replace(reason="no_answer_in_text")
 
         # The data report counts steps, prompts, and the parts of the row that are not read.
-        if self.options.needs_steps and isinstance(chat.steps, RowSteps):
+        if chat.steps is not None:
             report.steps.count(place, chat.steps)
         report.prompts.count(place, chat.messages, chat.shown, self.chats.switches)
         report.system_folded += chat.shown.folded_system
@@ -482,7 +482,7 @@ class RowEncoder:
             report.without_system_prompt += 1
         report.unread.update(chat.unread)
         renderer = self.chats.using(chat.template_kwargs)
-        unread = (name for name in chat.template_kwargs if not renderer.reads(name))
+        unread = (name for name in chat.template_kwargs if name not in renderer.template)
         report.unread.update(f"argument {name!r} of the chat template" for name in unread)
         return [self._paired(Example(trunk, labels, pairs.segments), pairs, report)]
 
@@ -549,7 +549,7 @@ class RowEncoder:
         """The assistant turns in tokens; the ids, with an EOS appended if the template writes no end of turn; and the token
         that ends a turn. The report names this token."""
         chat, turns, eos, objective = row.shown, list[Turn](), self.eos, self.options.objective
-        steps_of_answers = row.step_spans if self.options.needs_steps else None
+        steps_of_answers = row.step_spans
         # The last user message before a turn, and the token after the end of the user's turn.
         user: tuple[Span | None, int] = (None, 0)
         answers = 0

@@ -113,13 +113,9 @@ def template_of(
             f"the tokenizer of {name} ({type(tokenizer).__name__}) uses no chat template and reads control tokens in a text "
             "as plain text; load the Hugging Face one: AutoTokenizer.from_pretrained(..., mistral_format=False)"
         ) from None
-    except ValueError as error:
-        if tokenizer.chat_template:
-            raise ConfigError(
-                f"the tokenizer of {name} has several chat templates: {error}"
-            ) from None
+    except ValueError:
         raise ConfigError(
-            f"the tokenizer of {name} has no chat template; "
+            f"the tokenizer of {name} has no chat template, or several chat templates without a default; "
             f"give one with --{_NAME.chat_template} FILE, or use the instruction-tuned model's tokenizer"
         ) from None
 
@@ -164,10 +160,6 @@ class ChatRenderer:
         if not template_kwargs:
             return self
         return _renderer_of(self, json.dumps(template_kwargs, default=str))
-
-    def reads(self, name: str) -> bool:
-        """Whether the template's text contains the name of an argument."""
-        return name in self.template
 
     def apply(
         self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
@@ -250,7 +242,6 @@ class ChatRenderer:
         for message, span in zip(answers, answer_spans, strict=True):
             shown = text[span.start : span.end]
             missing = missing or left_out(message["content"], shown)
-        for message in answers:
             thinking = message.get(REASONING, "")
             if thinking.strip() not in text:
                 missing = missing or thinking
