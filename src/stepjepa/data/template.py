@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 _NAME = Names(TemplateOptions)
 _NOT_FOUND = "message_not_found"
+# The form of `_mark`.
+_MARK = re.compile("@@stepjepa:[0-9]+@@")
 _LAST_TAG = re.compile(r"<(\w+)>\s*$")
 # Limits of a template, which may loop forever: seconds of processor time for a chat, and bytes of memory, plus some for each
 # character of the chat. A character has up to four bytes, and templates join texts several times.
@@ -120,6 +122,14 @@ def template_of(
         ) from None
 
 
+_Openings = tuple[Opening | None, ...]
+# What all chats with the same roles have in common: the template's own text around the contents, one piece more than there
+# are messages, and the openings of the answers.
+_Skeleton = tuple[list[str], _Openings]
+# The spans of a chat's messages, and the openings of its answers.
+_Located = tuple[list[MessageSpan], _Openings]
+
+
 class ChatRenderer:
     """Renders chats with a tokenizer's template and locates each message.
 
@@ -151,9 +161,8 @@ class ChatRenderer:
             )
             macro = f"{{% macro strftime_now(format) %}}{{{{ {day} }}}}{{% endmacro +%}}"
             self.template = macro + self.template
-        # Caches: roles -> text around the contents; roles -> openings.
-        self._skeletons: dict[tuple[str, ...], list[str] | None] = {}
-        self._usual: dict[tuple[str, ...], tuple[Opening | None, ...]] = {}
+        # A cache, by the roles of a chat.
+        self._skeletons: dict[tuple[str, ...], _Skeleton | None] = {}
 
     def using(self, template_kwargs: Mapping[str, Any]) -> ChatRenderer:
         """Return the renderer for a row's template arguments; this one if there are none."""
@@ -230,12 +239,11 @@ class ChatRenderer:
     def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
         """The rendered chat with the spans and openings of its messages, and their missing text."""
         # The fast way needs no further rendering, and suffices for most templates.
-        spans = self._match(text, chat)
-        if spans is not None:
-            openings = self._usual_openings(text, chat, spans)
-        else:
+        matched = self._match(text, chat)
+        if matched is None:
             spans = self._locate_one_by_one(text, chat)
-            openings = self._openings(text, chat, spans)
+            matched = spans, self._openings(text, chat, spans)
+        spans, openings = matched
         answers = [message for message in chat if message["role"] == "assistant"]
         answer_spans = [span for span in spans if span.role == "assistant"]
         missing = ""
@@ -266,7 +274,7 @@ class ChatRenderer:
 
     def _openings(
         self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
-    ) -> tuple[Opening | None, ...]:
+    ) -> _Openings:
         """The opening of each answer, by rendering its generation prompt."""
         openings = list[Opening | None]()
         end = self._tokenizer.eos_token
@@ -305,25 +313,6 @@ class ChatRenderer:
         after_last = opening_of(text, answer, last_message, text[:last_message] + after[0])
         return after_last._replace(apart=True)
 
-    def _usual_openings(
-        self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
-    ) -> tuple[Opening | None, ...]:
-        """The opening of each answer of a chat that matches the skeleton: the same for all chats with these roles."""
-        roles = tuple(message["role"] for message in chat)
-        if roles not in self._usual:
-            marked = _marked(roles)
-            rendered = self.written(marked)
-            places = self._match(rendered, marked) or []
-            self._usual[roles] = self._openings(rendered, marked, places)
-        openings = []
-        answers = (span.start for span in spans if span.role == "assistant")
-        for start, opening in zip(answers, self._usual[roles], strict=True):
-            # An answer may itself begin with the rest of the generation prompt, such as "<think>"; then nothing is extra.
-            if opening is not None and text.startswith(opening.extra, start - len(opening.written)):
-                opening = opening._replace(extra="")
-            openings.append(opening)
-        return tuple(openings)
-
     @cached_property
     def switches(self) -> str:
         """The template's words such as enable_thinking or keep_thinking: arguments that may change what it writes of
@@ -345,27 +334,34 @@ class ChatRenderer:
         text = attempted(self.apply, messages, add_generation_prompt)
         return text if isinstance(text, str) else ""
 
-    def _skeleton(self, roles: tuple[str, ...]) -> list[str] | None:
-        """The template's own text around the contents, one piece more than there are messages; None if it is not
+    def _skeleton(self, roles: tuple[str, ...]) -> _Skeleton | None:
+        """What all chats with these roles have in common; None if the template's text around the contents is not
         constant."""
         if roles not in self._skeletons:
             marked = _marked(roles)
-            marks = [message["content"] for message in marked]
             text = self.written(marked)
+            marks = list(_MARK.finditer(text))
+            self._skeletons[roles] = None
             # A template that drops, repeats or reorders contents has no skeleton.
-            any_mark = re.compile("|".join(marks))
-            in_order = any_mark.findall(text) == marks
-            self._skeletons[roles] = any_mark.split(text) if in_order else None
+            if [mark[0] for mark in marks] == [message["content"] for message in marked]:
+                places = enumerate(zip(roles, marks, strict=True))
+                spans = [MessageSpan(index, role, *mark.span()) for index, (role, mark) in places]
+                openings = self._openings(text, marked, spans)
+                self._skeletons[roles] = _MARK.split(text), openings
         return self._skeletons[roles]
 
-    def _match(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan] | None:
+    def _match(self, text: str, chat: list[Mapping[str, str]]) -> _Located | None:
         # Thinking and tool calls can be anywhere in the output.
         if any(len(message) > 2 for message in chat):
             return None
-        pieces = self._skeleton(tuple(message["role"] for message in chat))
-        if pieces is None or not text.startswith(pieces[0]):
+        skeleton = self._skeleton(tuple(message["role"] for message in chat))
+        if skeleton is None:
+            return None
+        pieces, openings_left = skeleton[0], iter(skeleton[1])
+        if not text.startswith(pieces[0]):
             return None
         spans = []
+        openings = []
         position = len(pieces[0])
         for index, (message, piece) in enumerate(zip(chat, pieces[1:], strict=True)):
             content = message["content"]
@@ -375,10 +371,16 @@ class ChatRenderer:
                     break
             else:
                 return None
+            if message["role"] == "assistant":
+                opening = next(openings_left)
+                # If the answer itself begins with the rest of the generation prompt, as with "<think>", nothing is extra.
+                if opening and text.startswith(opening.extra, position - len(opening.written)):
+                    opening = opening._replace(extra="")
+                openings.append(opening)
             end = position + len(shown)
             spans.append(MessageSpan(index, message["role"], position, end))
             position = end + len(piece)
-        return spans if position == len(text) else None
+        return (spans, tuple(openings)) if position == len(text) else None
 
     def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
         """Locate messages the slow way, for templates whose text around a message depends on the contents (thinking blocks):
