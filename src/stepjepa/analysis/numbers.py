@@ -11,7 +11,7 @@ from stepjepa.analysis.geometry import ADVICE, MIN_ROWS, CollapseSign, GeometryN
 from stepjepa.analysis.prediction import PredictionErrors, prediction_errors
 from stepjepa.analysis.states import FINAL, States, check_alike
 from stepjepa.modeling.card import collapse_words
-from stepjepa.utils.text import PAGE, folded, legend, text_table, written
+from stepjepa.utils.text import text_table, written
 
 _FEW = f"fewer than {MIN_ROWS} pairs for fitting, validation or testing"
 # Column of a table -> attribute, format, meaning in the legend.
@@ -93,7 +93,7 @@ class GeometryComparison:
         where = "after the final norm" if self.layer == FINAL else f"of layer {self.layer}"
         lines = [f"{self.n:,} pairs of {self.file}, states {where}"]
         lines += [*self._pairs(), *self._views(), *self._prediction(), ""]
-        return "\n".join([*lines, *folded(list(self._collapse()), PAGE)])
+        return "\n".join([*lines, *self._collapse()])
 
     def _pairs(self) -> Iterator[str]:
         rows = [[label, *_row(_PAIRS, measures.pairs)] for label, measures in self.shown.items()]
@@ -162,8 +162,8 @@ def _row(columns: _Columns, *records: Any) -> list[str]:
 
 def _table(head: list[str], rows: list[list[str]], columns: _Columns) -> list[str]:
     """An empty line, a table, and a legend of its columns."""
-    meanings = {name: meaning for name, (*_, meaning) in columns.items()}
-    return ["", *text_table(head, rows), *legend(meanings)]
+    meanings = [f"{name}: {meaning}" for name, (*_, meaning) in columns.items()]
+    return ["", *text_table(head, rows), f"  {'; '.join(meanings)}"]
 
 
 def compare(states: Mapping[str, States], horizon: int = 5) -> GeometryComparison:

@@ -55,7 +55,7 @@ from stepjepa.training.options import ExampleOptions, JEPAOptions, method_of
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.files import check_writable, write_json
 from stepjepa.utils.terminal import Bar, show_log
-from stepjepa.utils.text import PAGE, folded, labels_of, slug
+from stepjepa.utils.text import labels_of, slug
 
 NUMBERS = "numbers.json"
 # Files that an analysis writes, or that version 0.2 wrote.
@@ -113,8 +113,8 @@ def analyze(options: AnalyzeOptions, given: Collection[str]) -> AnalysisResult:
     for name, figure in plots.comparison_figures(comparison, states):
         files.append(folder / f"{name}.png")
         save_figure(figure, files[-1])
-    lines = [str(comparison), "", f"written to {folder}: states-*.safetensors, {NUMBERS}"]
-    lines += folded([f"figures: {', '.join(path.name for path in files)}"], PAGE)
+    names = ", ".join(path.name for path in files)
+    lines = [str(comparison), "", f"written to {folder}: states-*.safetensors, {NUMBERS}, {names}"]
     return AnalysisResult(record, tuple(files), tuple(lines))
 
 

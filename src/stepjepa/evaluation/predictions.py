@@ -27,7 +27,7 @@ from stepjepa.evaluation.statistics import (
 )
 from stepjepa.generation.output import json_line
 from stepjepa.utils.files import Record, json_bytes
-from stepjepa.utils.text import PAGE, one_line, wrapped
+from stepjepa.utils.text import one_line
 
 _NAME = Names(EvaluateOptions)
 # Values of `Prediction.stop_reason`; the first two are those of OpenAI's API.
@@ -285,7 +285,7 @@ class PredictionComparison:
         p = mcnemar_p(only_a, only_b)
         points = difference.percent("+", "points")
         yield f"B - A  {points}, 95 % intervals in brackets; McNemar's exact test p = {p:.3g}"
-        yield from wrapped(conclusion(difference, "A", "B", counts=self.counts), PAGE)
+        yield conclusion(difference, "A", "B", counts=self.counts)
         # McNemar's table: only the two cells off the diagonal enter the test.
         yield f"\n{'B right':>19}{'B wrong':>9}"
         yield f"  A right {both:>9}{only_a:>9}"

@@ -17,7 +17,7 @@ from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
 from stepjepa.inspect.view import encoder_for, method_from, pop_options, tokenizer_of
 from stepjepa.objectives.base import Objective, built_in, find_objective, objective_of
 from stepjepa.training.options import ExampleOptions, JEPAOptions, loss_line, without_effect
-from stepjepa.utils.text import counted, folded, printable
+from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -127,7 +127,7 @@ class CheckReport:
         lines += ["", *warning_lines(self.warnings), *(f"Note: {note}" for note in self.notes)]
         lines += ["", f"Verdict: {self.texts.verdict}"]
         # Only here is text from the file made safe to print.
-        return printable("\n".join(folded(lines)))
+        return printable("\n".join(lines))
 
     def to_dict(self) -> dict[str, Any]:
         """A plain record for JSON."""

@@ -48,7 +48,7 @@ from stepjepa.study.tree import recipe_lines
 from stepjepa.training.options import TrainerOptions
 from stepjepa.utils import terminal
 from stepjepa.utils.files import LOCK, locked
-from stepjepa.utils.text import PAGE, text_table, wrapped, written
+from stepjepa.utils.text import text_table, written
 
 _NAME = Names(StudyOptions, TrainerOptions)
 _NO_CELL = "no cell of this arm has a finite value on the validation split for every seed"
@@ -401,10 +401,7 @@ class DemoResult:
         ]
         lines = text_table(heads, rows)
         for paragraph in self.answer:
-            lines.append("")
-            # The numbers are on a separate line, before their meaning.
-            for line in paragraph.splitlines():
-                lines += wrapped(line, PAGE)
+            lines += ["", paragraph]
         return "\n".join([*lines, "", f"written to {self.folder}; the report: {self.page}"])
 
 

@@ -28,7 +28,7 @@ from stepjepa.training.run import circumstances, make_trainer
 from stepjepa.training.trainer import JEPATrainer
 from stepjepa.utils.files import json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, only_results
-from stepjepa.utils.text import PAGE, text_table, wrapped, written
+from stepjepa.utils.text import text_table, written
 
 _NAME = Names(RunOptions, JEPAConfig)
 _ROWS = 4
@@ -96,8 +96,7 @@ class Diagnosis:
             notes.append(f"{topic}: {', '.join(words)}")
         notes += [f"{one.flags or _DEFAULT}: {one.fault}" for one in self.tried if one.fault]
         notes.append(f"recommended: {self.recommended}")
-        lines = [line for note in notes for line in wrapped(note, PAGE, "", "  ")]
-        return "\n".join([*text_table(header, rows), "", *lines])
+        return "\n".join([*text_table(header, rows), "", *notes])
 
 
 def doctor(options: DoctorOptions) -> Diagnosis:

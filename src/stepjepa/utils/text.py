@@ -1,4 +1,4 @@
-"""Text for printing: untrusted text made safe, formatted numbers, tables, wrapped lines, and labels.
+"""Text for printing: untrusted text made safe, formatted numbers, tables, and labels.
 
 Data, file names, model names and messages of other programs may contain control characters, right-to-left overrides, line
 breaks and lone surrogates, which are printed as escapes.
@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import math
 import re
-import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stepjepa.utils.files import json_bytes
 
-# Columns of printed prose and tables.
-PAGE = 80
 # Characters of an error line.
 LONGEST_LINE = 480
 _MIDDLE = " ... "
@@ -98,39 +95,6 @@ def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip()
         for row in (head, *rows)
     ]
-
-
-def wrapped(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
-    """`text` in lines of at most `width` characters, the first of which begins with `first`, the others with `rest`.
-
-    Words stay whole.
-    """
-    return textwrap.wrap(
-        text,
-        width,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-
-
-def folded(lines: Sequence[str], width: int = 100) -> list[str]:
-    """`lines`, the long ones wrapped at `width`, with continuation lines indented further."""
-    out = []
-    for line in lines:
-        indent = " " * (len(line) - len(line.lstrip()) + 2)
-        # A line that is mostly one long path stays whole, so that the path can be copied.
-        stays = len(line) <= width or len(line.split()) < 4
-        out += [line] if stays else wrapped(line, width, "", indent)
-    return out
-
-
-def legend(words: Mapping[str, str]) -> list[str]:
-    """The meanings of words, ``word: meaning; word: meaning``, wrapped at `PAGE`."""
-    return wrapped(
-        "; ".join(f"{word}: {meaning}" for word, meaning in words.items()), PAGE, "  ", "  "
-    )
 
 
 def slug(label: str) -> str:
