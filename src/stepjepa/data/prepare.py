@@ -120,13 +120,17 @@ def prepare(options: PrepareOptions, source: object = None) -> PrepareResult:
 
 def _next_command(result: PrepareResult, train: Path, valid: Path) -> str:
     """The command that trains on the output."""
-    words = ["stepjepa", "train", "--train_file", str(train)]
+    words = ["stepjepa", "train", *_flags(train_file=train)]
     if result.files.get(str(valid)):
-        words += ["--eval_file", str(valid)]
-    words += ["--model_name", "mini"]
+        words += _flags(eval_file=valid)
+    words += _flags(model_name="mini")
     if max(result.step_counts) > 1:
         words.append("--step_jepa")
-    return shlex.join([*words, "--output_dir", f"runs/{train.stem}"])
+    return shlex.join([*words, *_flags(output_dir=f"runs/{train.stem}")])
+
+
+def _flags(**options: object) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name}", str(value))]
 
 
 def _first_rows(raw: RowSource) -> list[object]:
