@@ -342,16 +342,14 @@ def template_kwargs_of(row: Mapping[str, object]) -> dict[str, Any]:
     Raises:
         RowError: the arguments are not an object, or the tools are not a list.
     """
-    kwargs, tools = (parsed(row.get(name)) for name in (TEMPLATE_KWARGS, TOOLS))
-    if not isinstance(kwargs or {}, Mapping) or not isinstance(tools or [], list):
+    kwargs = parsed(row.get(TEMPLATE_KWARGS)) or {}
+    tools = parsed(row.get(TOOLS)) or []
+    if not isinstance(kwargs, Mapping) or not isinstance(tools, list):
         raise RowError(
             "bad_template_kwargs",
             f"{TEMPLATE_KWARGS!r} must be an object, and {TOOLS!r} a list of functions",
         )
-    arguments = dict(kwargs) if isinstance(kwargs, Mapping) else {}
-    if tools:
-        arguments[TOOLS] = without_nulls(tools)
-    return arguments
+    return {**kwargs, TOOLS: without_nulls(tools)} if tools else dict(kwargs)
 
 
 def squad_answer(value: object) -> object:

@@ -267,18 +267,18 @@ def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
         DataError: the file was written to or replaced meanwhile.
         OSError: the file does not exist at the start, or at the end.
     """
-    before = os.stat(path)
+
+    def state() -> tuple[int, int, int]:
+        status = os.stat(path)
+        return status.st_ino, status.st_size, status.st_mtime_ns
+
+    before = state()
     broken: DataError | None = None
     try:
         yield
     except DataError as error:
         broken = error
-    now = os.stat(path)
-    if (now.st_ino, now.st_size, now.st_mtime_ns) != (
-        before.st_ino,
-        before.st_size,
-        before.st_mtime_ns,
-    ):
+    if state() != before:
         raise DataError(
             f"{path}: the file changed while it was being read; start again when nothing is writing to it"
         )
