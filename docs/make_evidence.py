@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import page_tables
 
-from stepjepa.analysis.plots import legend_below, look, new_figure, save_figure
+from stepjepa.analysis.plots import legend_below, look, new_figure
+from stepjepa.inspect.figure import save_figure
 from stepjepa.study.compare import ArmComparison, ComparedArm, Kind
 from stepjepa.study.reading import read_study
 from stepjepa.study.records import RunRecord

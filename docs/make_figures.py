@@ -18,13 +18,12 @@ from matplotlib import patches
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from stepjepa.analysis.plots import save_figure
 from stepjepa.data.encode import CheckedChat, EncodeOptions, encode_dataset, make_encoder
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.tasks import generate_rows
 from stepjepa.data.template import ChatRenderer
-from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET
+from stepjepa.inspect.figure import FAINT, INK, PAPER, SOURCE, TARGET, save_figure
 from stepjepa.inspect.layout import RowForm, row_record, token_text
 from stepjepa.inspect.record import KINDS, RowRecord
 from stepjepa.inspect.view import trunk_spans

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from page_tables import Record, arm_of, fill, records_in, table
 
-from stepjepa.analysis.plots import legend_below, new_figure, save_figure
+from stepjepa.analysis.plots import legend_below, new_figure
+from stepjepa.inspect.figure import save_figure
 
 DOCS = Path(__file__).parent
 RECORDS = DOCS / "evidence" / "labels_or_jepa"

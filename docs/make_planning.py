@@ -16,8 +16,9 @@ import numpy as np
 from page_tables import Record, arm_of, fill, records_in, table
 from scipy import stats
 
-from stepjepa.analysis.plots import draw_lines, legend_below, new_figure, save_figure
+from stepjepa.analysis.plots import draw_lines, legend_below, new_figure
 from stepjepa.evaluation.statistics import holm
+from stepjepa.inspect.figure import save_figure
 from stepjepa.study import results
 from stepjepa.study.reading import read_study
 from stepjepa.study.spec import MetricSpec, all_runs

@@ -9,7 +9,6 @@ import stepjepa
 from stepjepa import api
 from stepjepa.cli.main import COMMANDS
 from stepjepa.errors import ConfigError
-from stepjepa.training.options import RunOptions
 
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS} - {"check", "inspect"}))
@@ -30,8 +29,3 @@ def test_what_is_public():
 def test_a_command_is_a_function_also_where_a_package_has_its_name():
     code = "import stepjepa; from stepjepa.report import *; assert callable(stepjepa.report)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
-
-
-def test_a_first_row_that_is_no_object_does_not_fail_after_training(tmp_path):
-    (tmp_path / "a.jsonl").write_text("null\n")
-    assert "--metric exact" in api._next_commands(RunOptions(train_file=[str(tmp_path / "a.jsonl")]), tmp_path)

@@ -83,7 +83,6 @@ EXPECTED = {
     "tube_e2e": {"tube_mode": "e2e"},
 }
 SAYS = {
-    "llm_jepa": ["--views standalone"],
     "llm_additive_mask": ["--additive_mask is not needed"],
     "llm_same_flop": ["times as much as a regular one", "instead of 2"],
     "llm_debug_row": ["step 1/2", "predictor_1"],

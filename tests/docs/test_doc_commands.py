@@ -192,7 +192,7 @@ def test_it_runs(page, command, made, tmp_path, monkeypatch, capsys):
         if run and words[0] in ("evaluate", "analyze", "inspect", "report") and not Path(run[0]).exists():
             shutil.copytree("model", run[0])
             if words[0] == "report":
-                (Path(run[0]) / "metrics.json").write_text('{"log_history": []}')
+                (Path(run[0]) / "metrics.json").write_text('{"log_history": [{"step": 1, "loss": 1.0}]}')
             if "--analyze" in words:
                 main(f"evaluate {run[0]} test.jsonl --metric gsm8k --max_new_tokens 2".split())
     if words[0] in ("prepare", "generate"):

@@ -98,7 +98,7 @@ def test_a_batch_without_a_pair_has_a_gradient_for_the_rows(tmp_path, tokenizer,
 
 def test_analyze_reads_a_final_model_where_training_read_it(tmp_path, monkeypatch):
     """The states of an adapter are its checkpoint's, after the predictors and the head."""
-    monkeypatch.setattr("stepjepa.analysis.plots.save_figure", lambda figure, path: None)
+    monkeypatch.setattr("stepjepa.analysis.run.save_figure", lambda figure, path: None)
     data, base, run, out = (tmp_path / name for name in ("data.jsonl", "base", "run", "states"))
     write(data, step_rows(12))
     words = f"train --train_file {data} --step_jepa --max_steps 3 --save_steps 3 --batch_size 4 --learning_rate 1e-2"

@@ -164,7 +164,7 @@ def test_a_study(tmp_path):
         "The answer gsm8k (higher is better), against regular: step_jepa: not established: n=2 seeds in"
     )
     assert "a | b at equal examples: +0.0125 [-0.0075, +0.0325], p = 0.200 (Holm), n = 2 seeds Compared:" in text
-    assert text.endswith("Compared: regular; step_jepa; 3 of 4 runs scored.")
+    assert text.endswith("Compared: regular; step_jepa.")
     assert "step_jepa seed 2: exit status 2" in read.text("study")
     assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
     assert read.rows("Cost")[1][1:] == ["50", "0:01:15", "160", "2.5 T"]
@@ -197,7 +197,7 @@ def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
 
 def test_a_study_that_is_unfinished(tmp_path):
     read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
-    assert "Nothing can be concluded: the study has not finished. Compared: regular; step_jepa; 3 of 4" in read.text(
+    assert "Nothing can be concluded: the study has not finished. Compared: regular; step_jepa" in read.text(
         "answer"
     )
     assert "No tables yet" in read.text("study")

@@ -73,7 +73,6 @@ class ReportedRun:
         history: the Trainer's log, from a checkpoint if the run is unfinished.
         evaluations: name on the page -> evaluation.
         trained: for a run of a study, the record of its training.
-        scored: for a run of a study, whether the test split was scored.
     """
 
     label: str
@@ -86,7 +85,6 @@ class ReportedRun:
     unfinished: bool
     evaluations: dict[str, StoredEvaluation]
     trained: Record = field(default_factory=dict)
-    scored: bool = False
 
     @property
     def arm(self) -> str:
@@ -239,7 +237,6 @@ def _study_runs(folder: Path, reader: Reader) -> Iterator[ReportedRun]:
         run = _run(label, path / "model", reader)
         run.evaluations |= dict(_evaluations(path, reader))
         run.trained = reader.object(path / "trained.json")
-        run.scored = (path / "scored-test.json").is_file()
         # A run from a file of records has no log, but its record contains the curves.
         if not run.history:
             run.history = run.trained.get("losses", []) + run.trained.get("history", [])

@@ -27,7 +27,7 @@ from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, p
 from stepjepa.report.reading import Reader, ReportedRun, ReportedStudy, read_folders
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.files import Record
-from stepjepa.utils.text import clock, counted, scaled, written
+from stepjepa.utils.text import clock, scaled, written
 from stepjepa.version import __version__
 
 if TYPE_CHECKING:
@@ -161,7 +161,6 @@ class Overview:
     groups: dict[str, list[ReportedRun]]
     shown: list[ReportedRun]
     note: str = ""
-    counts: str = ""
     seeds: list[int] = field(default_factory=list)
 
 
@@ -236,7 +235,6 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
     for run in runs:
         if run.history:
             groups.setdefault(run.arm, []).append(run)
-    scored = sum(run.scored for run in runs)
     evaluated = [run for run in runs if run.evaluations and run.settings.get("seed") in seeds[:1]]
     first = next((run.record for run in runs if run.record), {})
     made_by = _versions({**first, **study.code})
@@ -248,7 +246,6 @@ def _overview_of_study(study: ReportedStudy, runs: Sequence[ReportedRun]) -> Ove
         # These runs have the same seed, so each is identified by its arm.
         shown=[replace(run, label=run.arm) for run in evaluated],
         note="Each line is the mean over the seeds of an arm, at the steps that all seeds have logged.",
-        counts=f"{scored} of {counted(len(runs), 'run')} scored",
         seeds=seeds,
     )
 

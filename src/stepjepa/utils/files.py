@@ -379,7 +379,10 @@ def model_parts(folder: Path) -> Iterator[bytes]:
 
 def digest(parts: Iterable[bytes]) -> str:
     """The first 16 hexadecimal digits of the SHA-256 of all parts."""
-    return hashlib.sha256(b"".join(parts)).hexdigest()[:16]
+    digest_so_far = hashlib.sha256()
+    for part in parts:
+        digest_so_far.update(part)
+    return digest_so_far.hexdigest()[:16]
 
 
 def checksum(path: Path) -> str:
