@@ -197,9 +197,7 @@ def test_the_answers_of_a_study_are_those_of_its_first_seed(tmp_path):
 
 def test_a_study_that_is_unfinished(tmp_path):
     read = Reader(page_of(write_study(tmp_path / "study", ended=False)))
-    assert "Nothing can be concluded: the study has not finished. Compared: regular; step_jepa" in read.text(
-        "answer"
-    )
+    assert "Nothing can be concluded: the study has not finished. Compared: regular; step_jepa" in read.text("answer")
     assert "No tables yet" in read.text("study")
     assert [tag for tag, _ in read.elements].count("figure") == 6  # curves of what has been trained
 
