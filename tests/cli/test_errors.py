@@ -175,6 +175,8 @@ MODELS = [
     ("evaluate model rows.jsonl --metric exact --backend vllm", "pip install 'stepjepa[vllm]'"),
     ("evaluate model rows.jsonl --metric answer_nll --backend vllm", "needs --backend transformers"),
     ("evaluate model rows.jsonl --metric exact --output_file x.txt", "must end in .jsonl or .json"),
+    ("prepare rows.jsonl --format chats", "chats was removed; leave the format out"),
+    ("check rows.jsonl --step_splitter headings", "headings was removed; "),
     ("evaluate model rows.jsonl --metric code_execution", "code_execution was removed; use tasks of the lm-evaluation"),
     ("evaluate model --harness sums", "pip install 'stepjepa[eval]'"),
     ("evaluate model --harness sumz", "the harness has no task 'sumz'; did you mean 'sums'?"),

@@ -26,6 +26,11 @@ def shown(capsys, monkeypatch):
     return show
 
 
+def test_mistakes_do_not_hide_the_help(shown):
+    for words in (["check", "-x"], ["check", "a", "b"], ["prepare", "--config", "nowhere.yml"]):
+        assert "usage: stepjepa" in shown(*words)
+
+
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_flags_stand_in_groups_with_defaults_and_one_example(shown, command):
     text = shown(*command.split())

@@ -41,6 +41,7 @@ def message(*argv: str) -> str:
         ('--kwargs {"a":{"b":[1,null]},"c":1e-5}', "kwargs", {"a": {"b": [1, None]}, "c": 1e-5}),
         ("--color blue", "color", "blue"),
         ("--seen no", "seen", "no"),
+        ("--either auto", "either", "auto"),
         # other spellings
         ("--batch-size=4", "per_device_train_batch_size", 4),
         ("--regular", "objective", "regular"),
@@ -63,7 +64,7 @@ def test_a_flag_sets_its_field(words, name, value):
     [
         ("--predictors 3.7", "--predictors: expected INT, got '3.7'"),
         ("--predictors", "--predictors: expected INT, got no value"),
-        ("--lbd nan", "--lbd: lbd is nan; it must be a finite number"),
+        ("--lbd nan", "--lbd: expected NUMBER, got 'nan'"),
         ("--lora maybe", "--lora: expected true|false, got 'maybe'"),
         ("--color bleu", "--color: expected {red,blue}, got 'bleu'; did you mean 'blue'?"),
         ("--no_shuffle=true", "--no_shuffle takes no value, got 'true'"),

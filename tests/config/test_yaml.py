@@ -116,7 +116,7 @@ def test_flags_win_over_the_file_wherever_they_stand(write):
 # Writing
 
 HARD = Options(
-    step_separator="\n\n", train_file="none", target_encoder="none", jepa_ratio=1e-5, lbd=1e30, lora=True,
+    step_separator="\n\n", train_file="none", target_encoder="none", jepa_ratio=float("inf"), lbd=1e-5, lora=True,
     layers=[-1], modules=["none", "1e-5", "true", "a: b", "", " x ", "#", "é", "\u2028", "'", '"', "010", "1:30"],
     report_to=["none"], kwargs={"a": "1e-5", "b": {"c": [1, 2.5, None, "no", "null"]}, "d": -3, "e": True, "f": "~"},
     switches={"rope": True}, color="blue", seen="true", space=False,

@@ -26,7 +26,7 @@ class Options:
     horizon: int | None = None
     step_separator: str = "\n\n"
     train_file: str | None = None
-    target_encoder: Literal["none", "ema"] | None = None
+    target_encoder: Literal["none", "ema", None] = None
     lora: bool = False
     shuffle: bool = True
     tf32: bool | None = None
@@ -38,6 +38,7 @@ class Options:
     color: Color | str = "red"
     seen: str | bool = "no"
     space: Union[str, None, Literal[False]] = None  # noqa: UP007
+    either: Literal[False, "auto"] = "auto"
     level: str = field(default="info", metadata={"choices": ["info", "debug"]})
     plugin: Options | None = None
     derived: int = field(default=0, init=False)

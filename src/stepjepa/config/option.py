@@ -153,11 +153,19 @@ class Option:
 
     def read(self, written: object) -> object:
         """Convert what the user wrote into the field's value; BadValue or ConfigError if it does not fit."""
+        # A removed value is answered before the types refuse it.
+        self._refuse_removed(written)
         value = convert(
             self.hint, written, keep=self.default if isinstance(self.default, str) else None
         )
         self.check(value)
         return value
+
+    def _refuse_removed(self, value: object) -> None:
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            gone = replacement(self.name, item)
+            if gone:
+                raise ConfigError(f"{self.name}={item} was removed; {gone}")
 
     def _names(self, value: object, known: Sequence[str]) -> bool:
         """Whether a value is a known name or, where the option accepts them, a model's folder or the user's own class."""
@@ -183,11 +191,7 @@ class Option:
         # `kinds` lacks None, so the two differ exactly where None is allowed.
         if value is None and kinds != list(union_members(self.hint)):
             return
-        items = list(value) if isinstance(value, (list, tuple)) else [value]
-        for item in items:
-            gone = replacement(self.name, item)
-            if gone:
-                raise ConfigError(f"{self.name}={item} was removed; {gone}")
+        self._refuse_removed(value)
         if len(kinds) == 1 or self.choices:
             self._check_named(value)
         # In a condition, the text "false" would count as true.
@@ -219,7 +223,9 @@ class Option:
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int
         # True is an int in Python, but a user who writes it does not mean a number.
-        fits = isinstance(value, wanted) and not isinstance(value, bool) and math.isfinite(value)
+        fits = isinstance(value, wanted) and not isinstance(value, bool)
+        # transformers takes an infinite value for some of its own options, such as max_grad_norm.
+        fits = fits and (self.group is None or math.isfinite(value))
         ranges = []
         for name, bound in self.bounds.items():
             fits = fits and _COMPARISONS[name](value, bound)

@@ -13,6 +13,7 @@ import re
 import shlex
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Union
 
 from stepjepa.config.option import MISSING, Brings, Option, options_of, public_values
@@ -146,12 +147,14 @@ class StrictParser:
             SystemExit: with code 0, after printing the help for `--help` and `--help_all`.
         """
         asked = {"-h", "--help", "--help_all"} & set(argv)
-        config, flags = self._split([word for word in argv if word not in asked])
+        rest = [word for word in argv if word not in asked]
         if asked:
-            text = self.format_help(every="--help_all" in asked)
-            sys.stdout.write(text)
+            # The help shows the options of the user's classes; mistakes must not hide it.
+            with suppress(ConfigError):
+                self._split(rest)
+            sys.stdout.write(self.format_help(every="--help_all" in asked))
             raise HelpShown(self)
-        nodes = _nodes(config)
+        nodes, flags = self._split(rest)
         self._check_names(flags, nodes)
         per_key = (
             self.settings(key, node.written, f"{node.where}: {key}") for key, node in nodes.items()
@@ -316,8 +319,8 @@ class StrictParser:
 
     # Reading
 
-    def _split(self, argv: Sequence[str]) -> tuple[str | None, list[Flag]]:
-        """The path after --config, and every other flag with its words; repeated list flags are joined.
+    def _split(self, argv: Sequence[str]) -> tuple[Mapping[str, Node], list[Flag]]:
+        """The content of the file after --config, and every other flag with its words; repeated list flags are joined.
 
         Adds the options of the user's classes that are named on the command line or else in its YAML file.
         """
@@ -330,10 +333,11 @@ class StrictParser:
             for word in written.get(name, ()):
                 self.take_up(name, word)
         # Again, because the options of these classes decide which words they take.
-        return self._assigned(argv)
+        _, flags = self._assigned(argv)
+        return nodes, flags
 
     def _assigned(self, argv: Sequence[str]) -> tuple[str | None, list[Flag]]:
-        """As `_split`, with the options that are known so far."""
+        """The path after --config, and the flags as in `_split`, with the options that are known so far."""
         matches = map(_FLAG.fullmatch, argv)
         written = {_plain(match[1]) for match in matches if match}
         free = {

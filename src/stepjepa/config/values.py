@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import inspect
 import json
+import math
 import re
 import sys
 import types
@@ -33,6 +34,8 @@ from stepjepa.utils.text import lone_surrogate
 _TRUE = {"true", "yes", "t", "y", "1"}
 _FALSE = {"false", "no", "f", "n", "0"}
 _NONE = {"none", "null"}
+# YAML's spellings of infinity, which Python's float does not know.
+_INFINITY = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf"}
 # Least similarity of a misspelling, from 0 to 1: enough for two swapped letters in a word of four.
 _ALIKE = 0.75
 # Torch and NumPy count in int64; a larger number would fail far from the option.
@@ -72,7 +75,11 @@ def did_you_mean(name: str, known: Iterable[str], form: str = "{!r}") -> str:
 
 def union_members(hint: object) -> tuple[Any, ...]:
     """The alternatives of a type: the members of a union, or else the type itself."""
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    arguments = get_args(hint)
+    if get_origin(hint) is Literal and None in arguments:
+        # Callers see Literal["a", None] as Literal["a"] | None.
+        return Literal[tuple(choice for choice in arguments if choice is not None)], type(None)
+    return arguments if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def is_class(hint: object, base: type) -> bool:
@@ -199,12 +206,12 @@ def _convert_member(hint: Any, written: Any, union: list[Any]) -> Any:
     plain = str not in union or not isinstance(written, Quoted)
     choices = choices_of(hint)
     if choices is not None:
-        by_word = {str(choice): choice for choice in choices}
-        # YAML writes the choice False as false; in quotes, it is text.
-        word = written.capitalize() if plain and False in choices else written
-        if word not in by_word:
-            raise _Mismatch
-        return by_word[word]
+        for choice in choices:
+            # A choice that is True or False may be written in any letter case; in quotes, it is text.
+            is_word = isinstance(choice, bool) and plain and str(choice).lower() == written.lower()
+            if str(choice) == written or is_word:
+                return choice
+        raise _Mismatch
     if hint is str:
         return str(written)
     if is_class(hint, PurePath):
@@ -228,11 +235,14 @@ def _convert_switch(written: str, alone: bool) -> bool:
 
 def _convert_number(kind: Any, written: str) -> Any:
     try:
-        number = kind(written)
+        number = kind(_INFINITY.get(written.lower(), written) if kind is float else written)
     except ValueError:
         raise _Mismatch from None
     if kind is int and abs(number) > _LARGEST:
         raise BadValue(f"expected a whole number below 2**63, got {show(written)}")
+    # NaN is a float in Python, but no option can be set to it.
+    if math.isnan(number):
+        raise _Mismatch
     return number
 
 
