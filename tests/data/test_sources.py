@@ -167,6 +167,12 @@ def test_broken_csv_names_the_line(tmp_path, content, line, what):
     assert message.startswith(f"{file} line {line}: ") and what in message
 
 
+def test_a_broken_header_ends_the_reading(tmp_path):
+    file = write(tmp_path / "a.csv", '"a"b,c\n1,2\n3,4\n')
+    with pytest.raises(DataError, match="line 1: broken CSV"):
+        list(RowSource(file).rows(strict=False))
+
+
 # Parts of files, and damaged ones
 
 ROWS = [{"text": f"row {i}"} for i in range(23)]

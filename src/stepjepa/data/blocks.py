@@ -9,9 +9,10 @@ import ast
 import re
 import textwrap
 import warnings
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ _TOKEN = re.compile(
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
+# A cheap test: a text without any of these strings has no blocks except tables.
+_SIGNS = "think THINK thought> channel message|> ``` ~~~ $$ \\[ \\begin{".split()
 _CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
 # The rule under a table's header: |---|:--:|
 _TABLE_RULE = re.compile(
@@ -125,6 +128,8 @@ def opened_in(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> str:
 
 def _blocks(text: str) -> Iterator[UncutBlock]:
     """All blocks except tables, in order. Marks inside a block do not open another one."""
+    if not any(map(text.__contains__, _SIGNS)):
+        return
     tokens = list(_TOKEN.finditer(text))
     kinds = [str(token.lastgroup) if token["fence"] is None else "fence" for token in tokens]
     at = 0
@@ -311,9 +316,17 @@ class Text:
         block starts with the text), code fences (an unclosed fence runs to the end), display maths and tables."""
         return sorted(block.span for block in self._blocks)
 
+    @cached_property
+    def _reach(self) -> tuple[list[int], list[int]]:
+        """The starts of the blocks, and, for each block, the largest end so far, since blocks may overlap."""
+        starts = [start for start, _ in self.blocks]
+        return starts, list(accumulate((end for _, end in self.blocks), max))
+
     def in_block(self, position: int) -> bool:
         """Whether a cut before a character would be inside a block."""
-        return any(start < position < end for start, end in self.blocks)
+        starts, reach = self._reach
+        before = bisect_left(starts, position)
+        return before > 0 and position < reach[before - 1]
 
     @cached_property
     def paragraphs(self) -> list[Paragraph]:

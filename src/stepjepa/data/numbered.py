@@ -41,8 +41,8 @@ _MARKER = re.compile(
 )
 
 
-# The ranks of markers in bold and of plain ones; those in headings have the levels of the headings.
-_BOLD, _PLAIN = 7, 8
+# The ranks of markers: the word for "step", a number in a heading, in bold, and a plain one.
+_STEP_WORD, _HEADING, _BOLD, _PLAIN = range(4)
 
 
 class Marker(NamedTuple):
@@ -55,7 +55,7 @@ class Marker(NamedTuple):
         family: common to the markers of a list: ``step``, or the sign after the number.
         value: the number.
         level: level of the heading, else 0.
-        rank: 0 for the word for "step", else the level of the heading, `_BOLD`, or `_PLAIN`.
+        rank: `_STEP_WORD`, `_HEADING`, `_BOLD` or `_PLAIN`.
     """
 
     start: int
@@ -132,7 +132,7 @@ def find_markers(text: Text) -> list[Marker]:
         value = int(word or match["number"] or match["inside"])
         width = len(match["lead"].expandtabs(4))
         level = (match["heading"] or "").count("#")
-        rank = 0 if word else level or (_BOLD if match["bold"] else _PLAIN)
+        rank = _STEP_WORD if word else _HEADING if level else _BOLD if match["bold"] else _PLAIN
         markers.append(Marker(start, match.end() - 1, width, family, value, level, rank))
     return markers
 
@@ -144,19 +144,21 @@ def counted_lists(markers: Sequence[Marker]) -> list[list[Marker]]:
     numbers of the same kind, the first of the least indented lists wins. All other markers are items inside a step. A single
     marker opens no step.
     """
-    families: dict[tuple[int, str], list[Marker]] = {}
+    families: dict[tuple[int, str, int], list[Marker]] = {}
     for marker in markers:
-        families.setdefault((marker.rank, marker.family), []).append(marker)
-    # The word for "step" counts at any indentation.
+        # The word for "step" counts at any level and indentation.
+        level = 0 if marker.rank == _STEP_WORD else marker.level
+        families.setdefault((marker.rank, marker.family, level), []).append(marker)
     outer = [
-        family if family[0].family == "step" else _least_indented(family)
+        family if family[0].rank == _STEP_WORD else _least_indented(family)
         for family in families.values()
     ]
     # An indentation of one column counts as none. The sort is stable: the first of equally indented lists wins.
     outer.sort(key=lambda family: (family[0].rank, max(family[0].width, 1)))
     for family in outer:
         lists = _lists(family)
-        if lists:
+        # Several step words take precedence even if they do not count up.
+        if lists or (family[0].rank == _STEP_WORD and len(family) > 1):
             return lists
     return []
 

@@ -289,21 +289,26 @@ def _csv(path: Path) -> Iterator[tuple[int, Any]]:
     # A byte that is not UTF-8 becomes a lone surrogate, so that only its row is broken.
     with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = csv.DictReader(file, strict=True)
+        try:
+            # Blank lines may come before the header.
+            while rows.fieldnames == []:
+                rows.fieldnames = None
+            columns = len(rows.fieldnames or ())
+        except csv.Error as error:
+            raise DataError(f"{path} line {rows.reader.line_num}: {_broken_csv(error)}") from None
         while True:
             row: dict[str, str] | RowError
             try:
-                # Blank lines may come before the header.
-                if rows.fieldnames == []:
-                    rows.fieldnames = None
-                    continue
-                row = attempted(_csv_row, next(rows), len(rows.fieldnames or ()))
+                row = attempted(_csv_row, next(rows), columns)
             except StopIteration:
                 return
             except csv.Error as error:
-                row = RowError(
-                    "broken_csv", f"broken CSV ({error}); a closing quote may be missing"
-                )
+                row = _broken_csv(error)
             yield rows.reader.line_num, row
+
+
+def _broken_csv(error: csv.Error) -> RowError:
+    return RowError("broken_csv", f"broken CSV ({error}); a closing quote may be missing")
 
 
 def _csv_row(row: dict[Any, Any], columns: int) -> dict[str, str]:

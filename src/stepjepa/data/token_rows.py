@@ -125,8 +125,9 @@ def _numbers(row: Mapping[str, Any], name: str, length: int | None = None) -> np
         values = np.asarray(row[name])
     except ValueError:
         values = np.zeros(0)
-    # A mask may consist of booleans.
-    if values.ndim != 1 or not len(values) or values.dtype.kind not in "biu":
+    # Only a mask may consist of booleans.
+    kinds = "iu" if name in ("input_ids", LABELS) else "biu"
+    if values.ndim != 1 or not len(values) or values.dtype.kind not in kinds:
         raise RowError("content_not_text", f"{name!r} is not a list of whole numbers")
     if length not in (None, len(values)):
         raise _contradiction(

@@ -373,7 +373,7 @@ class Batch(OnDevice):
         sources, targets: the vectors of all pairs. With `target_rows`, targets address the states of those rows.
         weights: (P,) float32, weights of the pairs in the loss; None if all are 1.
         groups: (P,) int64, see `Pair`; None if all are 0.
-        views: rows of the two-pass form, one for each segment; those of sources come first.
+        views: rows of the two-pass form, one for each segment.
         target_rows: rows of targets that need no gradient, for a separate pass; None without such a pass.
         idle: whether that pass has no targets, and runs only because other processes have targets.
         replayed: the number of replayed pairs, which come last.

@@ -108,7 +108,7 @@ def labels_of(names: Sequence[str]) -> list[str]:
     paths = [Path(name).expanduser() for name in names]
     parts = [(path.resolve() if path.is_dir() else path).parts for path in paths]
     first = 1 + any(part[-1].startswith("checkpoint-") for part in parts)
-    for count in range(first, max(map(len, parts)) + 1):
+    for count in range(first, max(first, *map(len, parts)) + 1):
         labels = [escaped("/".join(part[-count:])) for part in parts]
         # Labels become file names, and some file systems ignore case.
         if len({slug(label).casefold() for label in labels}) == len(labels):
