@@ -20,23 +20,35 @@ def test_best_fit_takes_the_fullest_row_that_has_room():
     assert best_fit([9, 2], 5) == [[0], [1]]  # longer than the capacity
 
 
-def test_no_simpler_plan_is_cheaper():
-    """Every example is in the plan once; one row, a row each and rows of even length are not cheaper."""
+def test_the_search_stops_early_and_misses_no_cheaper_plan(monkeypatch):
+    """Every example is in the plan once; one row and a row each are not cheaper, nor is any capacity that was not tried."""
+    tried = []
+
+    def counted(lengths, capacity):
+        tried.append(capacity)
+        return best_fit(lengths, capacity)
 
     def cost(rows, lengths):
         width = max(row_lengths(rows, lengths))
         return len(rows) * width * (1 + width / 1024)
 
-    assert plan_rows([35] * 128) == [[index] for index in range(128)]
-    rng = random.Random(1)
+    monkeypatch.setattr("stepjepa.forest.layout.best_fit", counted)
+    assert plan_rows([35] * 128) == [[index] for index in range(128)] and tried == [35]
+    rng, stopped = random.Random(1), 0
     for _ in range(100):
         lengths = [rng.randint(1, rng.choice([3, 400])) for _ in range(rng.randint(1, 32))]
-        found = plan_rows(lengths)
+        tried.clear()
+        found, few = plan_rows(lengths), len(tried)
         assert sorted(index for row in found for index in row) == list(range(len(lengths)))
-        even = [-(-sum(lengths) // count) for count in range(1, len(lengths) + 1)]
-        others = [best_fit(lengths, capacity) for capacity in even]
+        tried.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr("stepjepa.forest.layout.ATTENTION_LENGTH", 1e12)
+            plan_rows(lengths)  # tries all but where a packing has no gap
+        others = [best_fit(lengths, capacity) for capacity in tried]
         others += [[list(range(len(lengths)))], [[index] for index in range(len(lengths))]]
         assert cost(found, lengths) <= min(cost(rows, lengths) for rows in others) + 1e-9
+        stopped += few < len(tried)
+    assert stopped > 10
 
 
 def test_max_row_length(monkeypatch):

@@ -133,9 +133,11 @@ def test_length_weights_by_hand():
     ("user", "answer", "without"),
     [
         ((2, 2), (4, 9), set(MODES)),
+        ((2, 5), (7, 7), set(MODES)),
         ((2, 3), (5, 6), {"curvature"}),
         ((2, 3), (5, 7), set()),
-        ((0, 1), (2, 4), set(MODES)),
+        ((0, 1), (2, 3), {"span", "three_index", "e2e", "curvature"}),
+        ((0, 1), (2, 4), {"e2e"}),
     ],
 )
 def test_degenerate_contents(user, answer, without):

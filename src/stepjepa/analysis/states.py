@@ -191,7 +191,7 @@ def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[in
     Raises:
         ConfigError: the model has no such layer, or its layers cannot be found.
     """
-    if layers is not None and max(layers) == FINAL:
+    if layers is not None and set(layers) == {FINAL}:
         return (FINAL,)
     deepest = 0 if layers is None else max(layers)
     try:
@@ -199,7 +199,10 @@ def layers_of(model: nn.Module, layers: Sequence[int] | None = None) -> tuple[in
     except ConfigError as error:
         raise ConfigError(f"--{_NAME.layers}: {error}") from None
     every = (*range(len(modules) + 1), FINAL)
-    return every if layers is None else tuple(dict.fromkeys(layers))
+    chosen = every if layers is None else tuple(dict.fromkeys(layers))
+    if not set(chosen) <= set(every):
+        raise ConfigError(f"--{_NAME.layers}: {min(chosen)} is not a layer; -1 is the final norm")
+    return chosen
 
 
 @torch.no_grad()

@@ -250,9 +250,20 @@ def plan_rows(lengths: Sequence[int], max_row_length: int | None = None) -> list
         for slack in _SLACKS:
             capacity = even + int(slack * longest)
             capacities.add(min(capacity, limit))
-    # Of equally cheap plans, the one with the shortest rows.
-    plans = [best_fit(lengths, capacity) for capacity in sorted(capacities)]
-    return min(plans, key=lambda rows: rows_cost(rows, lengths))
+        # More rows do not help once a row is as short as the longest forest.
+        if even == longest:
+            break
+    cheapest = float("inf")
+    plan: list[list[int]] = []
+    for capacity in sorted(capacities):
+        # A lower bound: rows are at least as long as the longest forest, and of any two rows one is more than half full.
+        if cheapest <= total * (1 + max(longest, capacity / 2) / ATTENTION_LENGTH):
+            break
+        rows = best_fit(lengths, capacity)
+        cost = rows_cost(rows, lengths)
+        if cost < cheapest:
+            cheapest, plan = cost, rows
+    return plan
 
 
 def attention_costs(lengths: Sequence[int], attached: Sequence[int]) -> tuple[float, float]:

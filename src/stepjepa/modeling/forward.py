@@ -125,9 +125,16 @@ def _forest_forward(
     if batch.views is not None:
         views = layer_states(model, batch.views, layers)
         by_layer = {layer: torch.cat([states, views[layer]]) for layer, states in by_layer.items()}
-    predicting = by_layer[None].index_select(0, batch.label_positions)
-    source = read_layers(by_layer, batch.sources)
-    target = read_layers(by_layer, batch.targets) if separate is None else separate
+    states = by_layer[None]
+    if layers != {None} or any(side.vectors is not None for side in sides):
+        predicting = states.index_select(0, batch.label_positions)
+        vectors = [read_layers(by_layer, side) for side in sides]
+    else:
+        # One gather for all reads, so that the backward pass scatters once.
+        parts = [batch.label_positions, *(side.positions for side in sides)]
+        sizes = [len(part) for part in parts]
+        predicting, *vectors = states.index_select(0, torch.cat(parts)).split(sizes)
+    source, target = vectors[0], vectors[1] if separate is None else separate
 
     # The LM loss is complete here; the objective adds its parts below.
     predictor, head = trained_extras(model).head, output_head(model, vocabulary)

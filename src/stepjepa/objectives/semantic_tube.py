@@ -271,12 +271,17 @@ def draw_pairs(
             it, and displacements start at the state of token 0 itself.
 
     Returns:
-        The pairs. There are none for a user message of only token 0, nor for curvature without two consecutive
-        displacements (the published code includes such an example in the mean with an angle of 0).
+        The pairs. There are none for an empty user message or answer; for spans with fewer than two content tokens; for e2e
+        with a user message of only token 0; for curvature without two consecutive displacements (the published code
+        includes such an example in the mean with an angle of 0).
     """
+    if user.start >= user.stop or answer.start >= answer.stop:
+        return []
     content = _content(user, answer)
+    if draws_spans(options) and content.length < 2:
+        return []
     # A user's message of only token 0 has no state before it, and so no displacement.
-    if not content.user_length:
+    if options.tube_mode == "e2e" and not content.user_length:
         return []
     times = options.tube_times if draws_spans(options) else 0
     spans = [draw_span(content.length, options, rng) for _ in range(times)]
