@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepjepa.modeling.extras import begin_targets
 from stepjepa.modeling.load import load_model
 from support.training import METHODS, trainer_for
 
@@ -40,6 +41,7 @@ def test_nothing_waits_for_the_device(method, tmp_path, tokenizer):
     model = load_model("tiny", tokenizer, attn_implementation="sdpa")
     trainer = trainer_for(tmp_path, tokenizer, model=model, use_cpu=True, **METHODS[method])
     trainer.create_optimizer()
+    begin_targets(trainer.model, trainer.args.target_encoder)
     (batch,), counts = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
     trainer.training_step(trainer.model, batch, counts)
     with Watched() as watched:  # the second step

@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.load import load_tokenizer
@@ -154,6 +155,10 @@ def test_a_preset_is_made_with_a_tokenizer_of_the_data(tmp_path, tokenizer):
     with pytest.raises(ConfigError, match="pass them as train_dataset, or pass a processing_class"):
         JEPATrainer("tiny", config)
     assert JEPATrainer("tiny", config, processing_class=tokenizer).train_dataset is None
+    with pytest.raises(ConfigError, match="pass them as train_dataset, or pass a processing_class"):
+        JEPATrainer("tiny", config, ExampleStore.of([]))
+    with pytest.raises(ConfigError, match="streaming"):
+        JEPATrainer("tiny", config, datasets.Dataset.from_list(rows).to_iterable_dataset())
     with pytest.raises(ConfigError, match="did you mean tiny"):
         JEPATrainer("tinny", config, rows)
     made.save_model(str(tmp_path / "base"))

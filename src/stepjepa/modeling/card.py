@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -114,9 +114,7 @@ def write_card(
     evaluations = [
         entry for entry in records.history if "eval_loss" in entry and entry["step"] == records.step
     ]
-    last = {
-        key: value for entry in records.history for key, value in entry.items() if _is_number(value)
-    }
+    last = last_numbers(records.history)
     head = ModelCardData(
         library_name="peft" if adapter else "transformers",
         base_model=base.get("id"),
@@ -158,6 +156,11 @@ def _results(evaluation: Mapping[str, Any]) -> dict[str, float]:
         for name, value in evaluation.items()
         if name.startswith("eval_") and not name.endswith(NO_RESULT) and _is_number(value)
     }
+
+
+def last_numbers(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The last finite number under each key of a log."""
+    return {key: value for entry in history for key, value in entry.items() if _is_number(value)}
 
 
 def _is_number(value: object) -> bool:

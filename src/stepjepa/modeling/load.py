@@ -423,7 +423,8 @@ def model_source(name: str) -> dict[str, Any]:
 
 
 def tokenizer_source(name: str) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a tokenizer; one next to a GGUF file takes precedence over the one inside."""
+    """Arguments of `from_pretrained` for a tokenizer; one that `save_pretrained` wrote next to a GGUF file takes
+    precedence over the one inside."""
     source = model_source(name)
     folder = Path(source["pretrained_model_name_or_path"])
     if (folder / "tokenizer_config.json").is_file():

@@ -377,7 +377,7 @@ class _Trial:
 def _synthetic_examples(
     inner: PreTrainedModel, vocabulary: int, predictors: int, length: int
 ) -> list[Example]:
-    """Two examples of different lengths with one pair each, without special tokens."""
+    """Two examples of different lengths with one pair each."""
 
     def example(ids: np.ndarray, label: int, source: int, target: Span) -> Example:
         builder = PairBuilder(ids, predictors)

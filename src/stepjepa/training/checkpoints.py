@@ -276,11 +276,10 @@ class CheckpointedTrainer(Trainer):
             # An earlier start may have left this file.
             (self._folder.path / BROKEN).unlink(missing_ok=True)
         self._meter = LossMeter(self._meter.names)
-        loader = LoadedCheckpoints(checkpoint)
+        loader, eval_on_start = LoadedCheckpoints(checkpoint), self.args.eval_on_start
         self.add_callback(loader)
         # The evaluation at the start belongs to step 0; a resumed run has it in its log.
-        if checkpoint is not None:
-            self.args.eval_on_start = False
+        self.args.eval_on_start = eval_on_start and checkpoint is None
         try:
             with loading(checkpoint, lambda: not loader.loaded), warnings.catch_warnings():
                 # The warning concerns writing to the view, which never happens here.
@@ -291,6 +290,7 @@ class CheckpointedTrainer(Trainer):
         finally:
             self.bars.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loader)
+            self.args.eval_on_start = eval_on_start
         # Without a step there is no mean loss to report: the Trainer's would be 0.
         if self.state.global_step == state.global_step:
             for record in (result.metrics, self.state.log_history[-1]):
@@ -504,7 +504,7 @@ class CheckpointedTrainer(Trainer):
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
     ) -> None:
-        # The Trainer's own method would also pickle the arguments, with their secrets.
+        # Newer versions of transformers call this in every process.
         if not self.args.should_save:
             return
         # Predictors and head are in a separate file, so the weights are those of a plain model.
@@ -517,6 +517,7 @@ class CheckpointedTrainer(Trainer):
         # transformers refuses to write some of the generation configurations that models come with.
         inner.generation_config = GenerationConfig()
         try:
+            # The Trainer's own method would also pickle the arguments, with their secrets.
             model.save_pretrained(folder, state_dict=plain)
         finally:
             inner.generation_config = generation_config

@@ -5,6 +5,7 @@ Only the loader of a stream and a mixture of data sets load torch.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,6 +158,8 @@ class StreamedExamples:
 
     def __init__(self, stream: ExampleStream, draw: ExampleDraw, args: JEPAConfig):
         self.stream, self.draw, self.args = stream, draw, args
+        # The reports as they are before any row is read; `resume` starts from them.
+        self._unread = copy.deepcopy(stream.reports)
         # Number of optimizer steps before the run was resumed.
         self._done = 0
         # The window to resume in: the number of steps before it, and where it begins.
@@ -258,6 +261,9 @@ class StreamedExamples:
                 was itself resumed may have done.
         """
         self._done, self._resumed = steps, (0, self.stream.rows.start())
+        # Updated in place, because `ExampleReader.reports` has the same objects.
+        for report, unread in zip(self.stream.reports, self._unread, strict=True):
+            vars(report).update(vars(copy.deepcopy(unread)))
         if folder is None:
             return
         record = read_json(folder / _STREAM.format(self.args.process_index))

@@ -250,10 +250,10 @@ def collapse_signs(targets: list[Tensor]) -> dict[str, float]:
 
 
 def by_example(values_N: Tensor, batch: Batch, size: int) -> Tensor:
-    """Values at the labelled positions of a batch, (B, L), padded with `NOT_LABELLED`.
+    """Values at the labelled positions of a batch, (B, L, ...), padded with `NOT_LABELLED`.
 
     Args:
-        values_N: (N,) values, in the order of `batch.label_positions`.
+        values_N: (N, ...) values, in the order of `batch.label_positions`.
         batch: the batch.
         size: B, the number of its examples.
     """

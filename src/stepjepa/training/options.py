@@ -283,6 +283,11 @@ _ENCODED = {
 }
 
 
+def method_line(args: JEPAOptions) -> str:
+    """The objective of a run and its loss: ``step_jepa: 1 * LM + 0.1 * cosine, K = 2``."""
+    return f"{args.objective}: {loss_line(args)}"
+
+
 def loss_line(args: JEPAOptions) -> str:
     """The loss of a run: ``1 * LM + 0.1 * cosine, K = 2, step_pairs all``; ``LM`` if it makes no pairs."""
     objective = objective_of(args)

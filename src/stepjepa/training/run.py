@@ -29,7 +29,7 @@ from stepjepa.training.checkpoints import last_evaluation, stop_reason
 from stepjepa.training.config import JEPAConfig, usual_learning_rate
 from stepjepa.training.datasets import Sources
 from stepjepa.training.metrics import log_line
-from stepjepa.training.options import JEPAOptions, RunOptions, loss_line, without_effect
+from stepjepa.training.options import JEPAOptions, RunOptions, method_line, without_effect
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
 from stepjepa.utils.files import read_object, write_json
@@ -364,7 +364,7 @@ def start_summary(trainer: JEPATrainer, run: RunOptions, checkpoint: Path | None
     trained, total = model.num_parameters(only_trainable=True), model.num_parameters()
     kind = ", LoRA" if run.lora else ""
     size = f"{run.model_name}: {total:,} parameters, {trained:,} trained ({100 * trained / total:.3g} %{kind})"
-    parts += [("model", [size]), ("loss", [f"{args.objective}: {loss_line(args)}"])]
+    parts += [("model", [size]), ("loss", [method_line(args)])]
     # The length of the run, and the output folder.
     if trainer.at_equal_compute:
         regular, ratio = trainer.equal_compute

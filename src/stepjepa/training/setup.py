@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from stepjepa.config.option import Names
+from stepjepa.data.dataset import ExampleStore
 from stepjepa.data.report import DataReport
-from stepjepa.data.sources import RowSource, texts_of
+from stepjepa.data.sources import texts_of
 from stepjepa.data.types import Batch, Example
 from stepjepa.errors import ConfigError
 from stepjepa.forest.collate import ForestCollator, TwoPassCollator
@@ -41,8 +42,9 @@ from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
 from stepjepa.objectives.options import TARGET_ENCODERS
 from stepjepa.training.config import JEPAConfig
-from stepjepa.training.datasets import Sources
+from stepjepa.training.datasets import Sources, StreamedExamples
 from stepjepa.training.options import JEPAOptions
+from stepjepa.training.sampling import DrawnExamples
 from stepjepa.utils.files import digest, model_parts
 
 if TYPE_CHECKING:
@@ -282,21 +284,18 @@ def make_collator(
     """The collator of a run."""
     objective = setup.objective
     ids = placed_predictors(setup.predictor_ids, options, len(objective.groups))
-    if setup.forward == "two_pass":
-        return TwoPassCollator(
+    collator: TwoPassCollator | ForestCollator = TwoPassCollator(ids, pad_id)
+    if setup.forward != "two_pass":
+        collator = ForestCollator(
             ids,
             pad_id,
-            separate_targets=objective.separate_targets,
-            shuffle_targets=objective.shuffle_targets,
-            aligned_targets=objective.aligned_targets,
+            row_multiple(attention, device),
+            max_row_length=options.max_row_length,
+            segmented=attention == SEGMENTS and options.max_row_length is None,
+            inline=setup.forward == "inline",
         )
-    return ForestCollator(
-        ids,
-        pad_id,
-        row_multiple(attention, device),
-        max_row_length=options.max_row_length,
-        segmented=attention == SEGMENTS and options.max_row_length is None,
-        inline=setup.forward == "inline",
+    return replace(
+        collator,
         separate_targets=objective.separate_targets,
         shuffle_targets=objective.shuffle_targets,
         aligned_targets=objective.aligned_targets,
@@ -309,20 +308,23 @@ def tokenizer_for(
     """The tokenizer of a model; the tokenizer of a preset is trained on the training data.
 
     Returns:
-        The tokenizer and the training data, which for a preset can be read again even if it was an iterator.
+        The tokenizer and the training data. An iterator, which can be read only once, becomes a list.
 
     Raises:
         ConfigError: a preset has no rows to train a tokenizer on, or the tokenizer cannot be loaded.
     """
     if not is_preset(name):
         return load_tokenizer(name), train_dataset
-    if train_dataset is None:
+    if train_dataset is None or isinstance(
+        train_dataset, (DrawnExamples, StreamedExamples, ExampleStore)
+    ):
         raise ConfigError(
             f"the tokenizer of {name} is trained on rows; pass them as train_dataset, or pass a processing_class"
         )
-    data_sets = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
-    sources = [RowSource.of(data_set) for data_set in data_sets]
-    return load_tokenizer(name, texts_of(sources, options.columns)), Sources(sources)
+    if isinstance(train_dataset, Iterator):
+        train_dataset = list(train_dataset)
+    sources = train_dataset.sources if isinstance(train_dataset, Sources) else [train_dataset]
+    return load_tokenizer(name, texts_of(sources, options.columns)), train_dataset
 
 
 def planned_steps(args: TrainingArguments, examples: int | None, processes: int) -> int:

@@ -511,7 +511,8 @@ class JEPATrainer(CheckpointedTrainer):
 
     @contextmanager
     def _keeping_last_batch(self) -> Iterator[None]:
-        """Within this context, loaders drop no example; the sampler fills up the last batch of an evaluation."""
+        """Within this context, loaders do not drop the last batch, which the sampler fills up. Only then does accelerate cut
+        the fillers off the predictions."""
         args = self.args
         drop_last, args.dataloader_drop_last = args.dataloader_drop_last, False
         try:
@@ -534,10 +535,9 @@ class JEPATrainer(CheckpointedTrainer):
             self._evaluated.add(output, inputs)
         if output.predicted_ids is None:
             return None, None, None
-        size = self.args.eval_batch_size
-        predicted_BL = by_example(output.predicted_ids, inputs, size)
-        labels_BL = by_example(inputs.label_ids, inputs, size)
-        return None, predicted_BL, labels_BL
+        ids_N2 = torch.stack([output.predicted_ids, inputs.label_ids], dim=1)
+        ids_BL2 = by_example(ids_N2, inputs, self.args.eval_batch_size)
+        return None, ids_BL2[..., 0], ids_BL2[..., 1]
 
     def evaluation_loop(  # type: ignore[override]
         self,
