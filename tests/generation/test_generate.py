@@ -346,6 +346,8 @@ NOWHERE = "http://127.0.0.1:9/v1"
         (ROW, "--base_url none", "needs --base_url"),
         (ROW, "--base_url localhost:8000", "takes only an address"),
         (ROW, "--base_url http://host:port/v1", "takes only an address"),
+        (ROW, "--base_url http://host:0/v1", "takes only an address"),
+        (ROW, "--base_url http://host:99999/v1", "takes only an address"),
         (ROW, "--base_url http://me:pw@host/v1", "pass a key with --api_key_env"),
         (ROW, "--api_key_env BROKEN_KEY", "no variable of that name has a key"),
         (ROW, "--api_key_env sk-proj-abc", "no variable of that name has a key"),

@@ -15,7 +15,7 @@ from stepjepa.study.reading import read_study
 from stepjepa.study.run import run_study
 from stepjepa.study.spec import StudyOptions
 from stepjepa.study.stages import StageFailed
-from stepjepa.study.tree import parse_tree, set_value
+from stepjepa.study.tree import parse_tree
 from stepjepa.training.run_folder import BROKEN
 from support.runs import run_here
 
@@ -95,10 +95,8 @@ def carry_out(tmp_path, player):
     """Carry a study out, as the command does; the lines that it said are in `.said` of the outcome."""
 
     def carry_out(*overrides, overwrite=False, kept=None, folder="out"):
-        tree = parse_tree(STUDY, "study.yaml")
-        for override in overrides:
-            tree = set_value(tree, override)
-        study = dataclasses.replace(read_study(tree, "study"), output_dir=tmp_path / folder)
+        read = read_study(parse_tree(STUDY, "study.yaml"), "study", assignments=overrides)
+        study = dataclasses.replace(read, output_dir=tmp_path / folder)
         said: list[str] = []
         asked = StudyOptions(overwrite_output_dir=overwrite, records=kept)
         outcome = run_study(study, asked, said.append)

@@ -10,7 +10,7 @@ from stepjepa.errors import ConfigError
 from stepjepa.study.folder import StudyRunFolder, write_builtin, write_plan
 from stepjepa.study.reading import read_study
 from stepjepa.study.spec import all_runs
-from stepjepa.study.tree import parse_tree, set_value
+from stepjepa.study.tree import parse_tree
 
 STUDY = """\
 title: Two arms
@@ -28,10 +28,7 @@ seeds: [3, 1]
 
 
 def read(text=STUDY, *overrides, mini=False):
-    tree = parse_tree(text, "study.yaml")
-    for override in overrides:
-        tree = set_value(tree, override)
-    return read_study(tree, "study", mini)
+    return read_study(parse_tree(text, "study.yaml"), "study", mini, overrides)
 
 
 def refused(text=STUDY, *overrides, mini=False):

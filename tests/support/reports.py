@@ -125,7 +125,6 @@ def write_study(folder: Path, ended: bool = True, answers: bool = False) -> Path
             if not failed:
                 write_run(run / "model", arm, seed=seed)
                 write(run / "trained.json", {"steps": 50, "flops": 2e12, "train_seconds": 30.0})
-                write(run / "scored-test.json", {"metrics": {"gsm8k": 0.5}})
                 if answers:
                     write_evaluation(run, "rrww" if arm == "regular" else "rrrw")
     if ended:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from stepjepa.config.option import Names, Needs, check_fields, option, options_of
 from stepjepa.data.options import SYSTEM_PROMPT, ColumnOptions, PromptOptions, TemplateOptions
@@ -25,11 +25,6 @@ SAMPLING = "sampling"
 _LOCAL = "local"
 _ENDPOINT = "endpoint"
 _OUTPUT = "output"
-# A server's address: a name or an IPv6 address in brackets, a port and a path; without a user, a query or a fragment, which
-# may hold a key.
-_ADDRESS = re.compile(
-    r"https?://([^\s@?#/:[\]]+|\[[\da-f.:]+\])(:\d{1,5})?(/[^\s?#]*)?", re.IGNORECASE
-)
 _VLLM: Needs = {"backend": ("vllm",)}
 
 
@@ -200,7 +195,7 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
             if self.base_url is not None:
                 raise ConfigError(f"{address} is for {needed}, but the backend is {self.backend}")
             return
-        if not _ADDRESS.fullmatch(self.base_url or ""):
+        if not _is_address(self.base_url or ""):
             # The address may contain a key, so the message does not repeat it.
             raise ConfigError(
                 f"{needed} needs {address}, which takes only an address, such as http://localhost:8000/v1; pass a key with "
@@ -228,3 +223,14 @@ class GenerateOptions(GeneratorOptions, ColumnOptions):
 _NAME = Names(GenerateOptions)
 # The flag that replaces an earlier output; the alias exists in every command that stores answers.
 OVERWRITE = f"--{options_of(GenerateOptions)[_NAME.overwrite].aliases[0]}"
+
+
+def _is_address(text: str) -> bool:
+    """Whether a text is a server's address without a user, a query or a fragment, which may hold a key."""
+    try:
+        url = urlsplit(text)
+        usable = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+        return usable and not (url.username or url.password or url.query or url.fragment)
+    # A port that is not a number up to 65535, or a broken IPv6 address.
+    except ValueError:
+        return False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import itemgetter
 from typing import Any
 
@@ -110,8 +111,8 @@ def mean_points(histories: Iterable[Iterable[Mapping[str, Any]]], key: str) -> l
 def quantities(groups: Iterable[Sequence[ReportedRun]]) -> dict[str, str]:
     """Key -> title of every logged quantity: losses, collapse diagnostics, and metrics of evaluations during training."""
     titles = dict(QUANTITIES)
-    entries = [entry for runs in groups for run in runs for entry in run.history]
-    for key in [key for entry in entries for key in entry]:
+    entries = (entry for runs in groups for run in runs for entry in run.history)
+    for key in dict.fromkeys(chain.from_iterable(entries)):
         name = key.removeprefix("eval_")
         if key != name and name != "loss" and not key.endswith(NO_RESULT):
             titles.setdefault(name, name)

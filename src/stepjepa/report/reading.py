@@ -1,6 +1,7 @@
 """Reads the records in the folders of runs and studies.
 
-Old and unfinished folders lack some files. A broken file does not stop the report: it is left out and named.
+Old and unfinished folders lack some files. A file that cannot be read or parsed is left out and named; a JSON file of
+another form ends the report.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ the page's own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +21,7 @@ from stepjepa.config.spellings import checked_options
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
-from stepjepa.modeling.card import collapse_words, logged_collapse
+from stepjepa.modeling.card import collapse_words, last_numbers, logged_collapse
 from stepjepa.report.charts import FRAME, make_charts
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
 from stepjepa.report.reading import Reader, ReportedRun, ReportedStudy, read_folders
@@ -178,7 +178,13 @@ def report_page(
         answer = study.verdicts
     predictions = prediction_sets(overview.shown, max_predictions, reader)
 
-    readouts = {chart.key: list(map(asdict, chart.lines)) for chart in drawn}
+    # The values that a pointer or the arrow keys show.
+    readouts = {
+        chart.key: [
+            {"name": line.name, "kind": line.kind, "points": line.points} for line in chart.lines
+        ]
+        for chart in drawn
+    }
     style, script = base_style() + series_rules() + _part("report.css"), _part("report.js")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -254,9 +260,7 @@ def _collapse(groups: dict[str, list[ReportedRun]]) -> Iterator[tuple[str, str, 
     """For every line of the charts with logged targets: name, verdict, diagnostics at the end of the log, and whether they
     amount to collapse."""
     for name, (run, *_) in groups.items():
-        last = {
-            key: value for entry in run.history for key, value in entry.items() if value is not None
-        }
+        last = last_numbers(run.history)
         if "effective_rank" not in last and "target_std" not in last:
             continue
         if control_of(run) == "random":

@@ -284,8 +284,8 @@ class RunRecord:
 def record_of(item: Item, state: State) -> RunRecord:
     """The record of one run, finished or not."""
     run, folder = item.run, item.folder
-    trained = folder.done("train") or {}
     stages = {stage: record for stage in SPLITS if (record := folder.done(stage))}
+    trained = stages.get("train", {})
     identity = state.identity or {}
     # A variant runs with the chosen cell only; an arm with one cell has nothing to choose.
     choice = state.choice(run.block.name, run.arm.name)

@@ -59,7 +59,6 @@ def score_splits(folder: StudyRunFolder, splits: Sequence[str]) -> None:
     """Score a run's model on some splits. Write a record of each split, and the answers on the test split.
 
     Raises:
-        DataError: the folder has no plan.
         ConfigError: see `score_model`.
     """
     plan = read_json(folder.plan)

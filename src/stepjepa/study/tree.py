@@ -16,7 +16,7 @@ from stepjepa.data.sources import near_path
 from stepjepa.errors import ConfigError
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-# Keys of earlier versions -> what replaces them.
+# Keys of earlier versions, and "mini" after --set -> what replaces them.
 LEFT_KEYS = {
     "processes_per_run": "a run is one process; train under torchrun, and compare with stepjepa report",
     "order": "the first seed of all arms is run first",

@@ -12,6 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from stepjepa.config.option import option
@@ -204,7 +205,9 @@ class MathAnswer(FinalAnswer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        library("math_verify", "math")
+        # Only the worker imports it, which takes seconds.
+        if find_spec("math_verify") is None:
+            library("math_verify", "math")
         self._worker = Worker(same_value, imports="math_verify")
 
     def score(self, generated: str, row: Row) -> Judgement:
