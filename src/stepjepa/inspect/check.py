@@ -16,7 +16,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.inspect.statistics import FEW_STEPS, TextReader, TextStatistics
 from stepjepa.inspect.view import encoder_for, method_from, pop_options, tokenizer_of
 from stepjepa.objectives.base import Objective, built_in, find_objective, objective_of
-from stepjepa.training.options import ExampleOptions, JEPAOptions, loss_line, without_effect
+from stepjepa.training.options import ExampleOptions, JEPAOptions, method_line, without_effect
 from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:
@@ -232,8 +232,8 @@ def read_tokens(
     data.require(data.examples)
     data.set_lengths(np.concatenate(lengths))
     vocabulary = len(encoder.tokenizer)
-    loss = f"{method.objective}: {loss_line(method)}"
-    return TokenStatistics(name, vocabulary, loss, objective_of(method), data, longest)
+    objective = objective_of(method)
+    return TokenStatistics(name, vocabulary, method_line(method), objective, data, longest)
 
 
 def text_warnings(statistics: TextStatistics, steps: bool = True) -> list[DataWarning]:

@@ -23,7 +23,7 @@ from stepjepa.inspect.layout import NamedSpan, RowForm, row_record, token_text
 from stepjepa.inspect.record import RowRecord
 from stepjepa.objectives.base import objective_of
 from stepjepa.training.datasets import chat_tokenizer, make_renderer, settings_for
-from stepjepa.training.options import ExampleOptions, JEPAOptions, loss_line, without_effect
+from stepjepa.training.options import ExampleOptions, JEPAOptions, method_line, without_effect
 from stepjepa.utils.text import counted, printable
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def inspect(
     record, row_notes = shown_row(rows, row, encoder, method, row_options.seed)
 
     notes = without_effect(method, of_method)
-    title = f"row {row} ({place}), {method.objective}: {loss_line(method)}"
+    title = f"row {row} ({place}), {method_line(method)}"
     view = RowView(title, record, [*notes, *row_notes])
     for file in files:
         view.save(file, row_options.overwrite)
