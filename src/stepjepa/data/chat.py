@@ -7,8 +7,7 @@ that options name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 from stepjepa.config.option import Names
 from stepjepa.data.columns import (
@@ -25,6 +24,10 @@ from stepjepa.data.columns import (
     TOOL_CALLS,
     TOOL_KEYS,
     TRAINED,
+    Chat,
+    Message,
+    Messages,
+    Row,
     as_list,
     as_object,
     asked_in,
@@ -46,6 +49,7 @@ from stepjepa.data.columns import (
 )
 from stepjepa.data.options import ColumnOptions, PairColumns
 from stepjepa.errors import RowError
+from stepjepa.utils.files import Record
 
 _NAME = Names(ColumnOptions)
 ROLES = ("system", "user", "assistant")
@@ -62,7 +66,7 @@ KNOWN_CHATS = f"{', '.join(CHAT_COLUMNS)}, {_PAIRS}, or two columns named with {
 
 def row_to_messages(
     row: object, system_prompt: str | None = None, columns: PairColumns | None = None
-) -> list[dict[str, str]]:
+) -> Messages:
     """Return the checked chat of one row. A chat without a system message gets that of the row's system column, else
     `system_prompt`.
 
@@ -80,7 +84,7 @@ def row_to_messages(
     return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
 
 
-def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, str]:
+def one_turn(messages: Chat) -> tuple[str | None, str, str]:
     """Return the system message (or None), the question and the answer of a checked chat; RowError for other turns."""
     system = messages[0]["content"] if messages[0]["role"] == "system" else None
     turns = messages if system is None else messages[1:]
@@ -92,7 +96,7 @@ def one_turn(messages: Sequence[Mapping[str, str]]) -> tuple[str | None, str, st
     return system, turns[0]["content"], turns[1]["content"]
 
 
-def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
+def _known_chat(row: Row) -> Messages:
     # In a data set with media, a row without media has empty columns.
     for name in sorted(_MEDIA.intersection(row)):
         media = row[name]
@@ -123,8 +127,8 @@ def _known_chat(row: Mapping[str, Any]) -> list[dict[str, str]]:
     )
 
 
-def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, str]]:
-    values: dict[str, Any] = {name: column_value(row, name) for name in columns if name is not None}
+def _from_named(row: Row, columns: PairColumns) -> Messages:
+    values: Record = {name: column_value(row, name) for name in columns if name is not None}
     for name, value in values.items():
         if value is None:
             raise RowError(
@@ -147,7 +151,7 @@ def _from_named(row: Mapping[str, Any], columns: PairColumns) -> list[dict[str, 
     return check_messages([question, {"role": "assistant", "content": target}])
 
 
-def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[str, str]]:
+def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> Messages:
     """Check the chat in the column `name`, and return it as a list of ``{"role", "content"}``.
 
     A returned assistant message has the thinking next to its content under `REASONING`, and its tool calls under
@@ -197,7 +201,7 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
                 f"{where} has content of type {kind}; it must be text, or parts of type 'text'",
             )
         # Further keys are set only if needed: a chat with only roles and contents takes the renderer's fast path.
-        turn: dict[str, Any] = {"role": role, "content": content}
+        turn: Record = {"role": role, "content": content}
         thoughts = texts_in(message, REASONING_KEYS) if role == "assistant" else []
         thinking = "".join(thoughts[:1])
         refuse_half_characters(content + thinking, where)
@@ -218,7 +222,7 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> list[dict[s
     return checked
 
 
-def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _tool_calls(message: Message, where: str) -> list[Record]:
     """The tool calls of an assistant message in OpenAI's form; empty if there are none."""
     calls = as_list(message.get(TOOL_CALLS))
     # OpenAI's older key holds a single call.
@@ -236,7 +240,7 @@ def _tool_calls(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return checked
 
 
-def _tool_call(call: object, where: str) -> dict[str, Any]:
+def _tool_call(call: object, where: str) -> Record:
     """Check a tool call, and drop the arguments that a table filled with null."""
     outer = call if isinstance(call, Mapping) else {}
     # Some data sets leave out OpenAI's outer object.

@@ -15,10 +15,16 @@ from typing import Any, NamedTuple
 from stepjepa.config.option import Names
 from stepjepa.data.options import STEPS_COLUMN, StepsOptions
 from stepjepa.errors import RowError
-from stepjepa.utils.files import parse_json
+from stepjepa.utils.files import Record, parse_json
 from stepjepa.utils.text import lone_surrogate, one_line
 
 _NAME = Names(StepsOptions)
+# A row of a data set by its columns, a message of a chat by its keys, and the messages of a chat.
+Row = Mapping[str, Any]
+Message = Mapping[str, Any]
+Chat = Sequence[Message]
+# The messages of a checked chat, see `chat.check_messages`.
+Messages = list[dict[str, str]]
 TOTAL_COLUMN = "total_steps"
 # The preferred side of a preference pair: an answer, or a complete chat.
 CHOSEN = "chosen"
@@ -82,7 +88,7 @@ REASONING = REASONING_KEYS[0]
 _CHAT_WORDS = {*CHAT_COLUMNS, *(name for form in FORMS for name in form[:2])} - {"text"}
 
 
-def as_object(row: object) -> Mapping[str, Any]:
+def as_object(row: object) -> Row:
     """Return a row that has columns; RowError for anything else."""
     if not isinstance(row, Mapping):
         raise RowError(
@@ -266,7 +272,7 @@ _SENTENCE = 5
 _UNSPACED = 30
 
 
-def switched_on(message: Mapping[str, Any], where: str) -> bool:
+def switched_on(message: Message, where: str) -> bool:
     """Whether the switches of a message leave it switched on for training; RowError for a switch that is neither on nor
     off."""
     switches = {name: message[name] for name in _SWITCHES if message.get(name) is not None}
@@ -279,34 +285,34 @@ def switched_on(message: Mapping[str, Any], where: str) -> bool:
     return all(switches.values())
 
 
-def is_trained(message: Mapping[str, Any]) -> bool:
+def is_trained(message: Message) -> bool:
     """Whether a checked message is trained on, provided that its role is."""
     return message.get(TRAINED, True)
 
 
-def trained_turns(messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+def trained_turns(messages: Chat) -> list[bool]:
     """Return whether each assistant message in a checked chat is trained on."""
     return [is_trained(message) for message in messages if message["role"] == "assistant"]
 
 
-def is_answer(message: Mapping[str, Any]) -> bool:
+def is_answer(message: Message) -> bool:
     """Whether a checked message is an answer, which has steps and views: an assistant message without tool calls."""
     return message["role"] == "assistant" and TOOL_CALLS not in message
 
 
-def answers_in(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def answers_in(messages: Sequence[Record]) -> list[Record]:
     """Return the answers of a checked chat; empty if every assistant message calls tools."""
     return [message for message in messages if is_answer(message)]
 
 
-def turn_name(message: Mapping[str, Any]) -> str:
+def turn_name(message: Message) -> str:
     """Return the printed name of a checked message: its role, or a tool's call or result."""
     if message["role"] == TOOL:
         return RESULT
     return CALL if TOOL_CALLS in message else message["role"]
 
 
-def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def last_trained(messages: Sequence[Record]) -> list[Record]:
     """Return a checked chat in which only the last assistant message is trained on."""
     *_, last = (turn for turn in messages if turn["role"] == "assistant")
     return [
@@ -315,12 +321,12 @@ def last_trained(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def system_of(row: Mapping[str, Any]) -> str | None:
+def system_of(row: Row) -> str | None:
     """Return the system message in a column of a row, or None."""
     return next(iter(texts_in(row, SYSTEM_COLUMNS)), None)
 
 
-def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+def history_of(row: Row) -> list[Record]:
     """Return the turns before the question of a row, from its history of (question, answer) pairs. A history in any other
     form is not read."""
     turns = parsed(row.get(HISTORY))
@@ -336,7 +342,7 @@ def history_of(row: Mapping[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-def template_kwargs_of(row: Mapping[str, object]) -> dict[str, Any]:
+def template_kwargs_of(row: Mapping[str, object]) -> Record:
     """Return the template arguments of a row: its `chat_template_kwargs` and its tools; empty for most rows.
 
     Raises:
@@ -385,9 +391,7 @@ def as_list(value: object) -> object:
     return [dict(zip(value, cells, strict=True)) for cells in zip(*lists, strict=True)]
 
 
-def left_over(
-    row: Mapping[str, Any], messages: Sequence[Mapping[str, str]], also: Iterable[str | None] = ()
-) -> list[str]:
+def left_over(row: Row, messages: Chat, also: Iterable[str | None] = ()) -> list[str]:
     """Name the columns and keys of messages that have text which is not trained on.
 
     Args:
@@ -425,7 +429,7 @@ def left_over(
     return list(dict.fromkeys(texts))
 
 
-def _messages_in(row: Mapping[str, Any], columns: Iterable[str]) -> Iterator[Mapping[str, Any]]:
+def _messages_in(row: Row, columns: Iterable[str]) -> Iterator[Message]:
     """The messages in columns that are lists of them."""
     for name in columns:
         entries = as_list(row.get(name))

@@ -16,6 +16,7 @@ from stepjepa.config.option import Names
 from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import (
     TOOL,
+    Messages,
     answer_column,
     answers_in,
     as_object,
@@ -163,7 +164,7 @@ class CheckedChat(NamedTuple):
         rendered: the chat as the template writes it; None before rendering.
     """
 
-    messages: list[dict[str, str]]
+    messages: Messages
     answers: list[str]
     steps: RowSteps | RowError | None
     target: str | RowError | None = None

@@ -21,6 +21,9 @@ from stepjepa.data.blocks import MARK, answer_of, has_thinking, holds_code, text
 from stepjepa.data.chat import one_turn, row_to_messages
 from stepjepa.data.columns import (
     TOTAL_COLUMN,
+    Chat,
+    Messages,
+    Row,
     absent,
     as_object,
     chat_column,
@@ -126,7 +129,7 @@ def recognise(rows: Sequence[Any], options: PrepareOptions, name: str) -> RawFor
     return formats.most_common(1)[0][0]
 
 
-def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | None:
+def _format_of(row: Row, options: PrepareOptions) -> RawFormat | None:
     """The format and columns of one row; None if the row does not show them."""
     question = options.question_column
     response = options.response_column
@@ -149,7 +152,7 @@ def _format_of(row: Mapping[str, Any], options: PrepareOptions) -> RawFormat | N
     return form._replace(name="gsm8k" if is_gsm8k else "columns")
 
 
-def _chat_of(row: Mapping[str, Any], form: RawFormat) -> list[dict[str, str]]:
+def _chat_of(row: Row, form: RawFormat) -> Messages:
     """The chat of a raw row; RowError if the row has none."""
     answer = form_of(row).answer
     if form.question:
@@ -352,7 +355,7 @@ def question_key(question: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def question_of(messages: Sequence[Mapping[str, str]]) -> str:
+def question_of(messages: Chat) -> str:
     """Return the question of a chat: all messages of the user."""
     return "\n".join([message["content"] for message in messages if message["role"] == "user"])
 

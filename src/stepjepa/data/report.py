@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import REASONING, is_trained
+from stepjepa.data.columns import REASONING, Chat, is_trained
 from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
 from stepjepa.data.rendered import RenderedChat, quoted, switch_hint
 from stepjepa.data.steps import RowSteps
@@ -193,7 +193,7 @@ class PromptCounts(Counts):
     def count(
         self,
         place: str,
-        messages: Sequence[Mapping[str, str]],
+        messages: Chat,
         rendered: RenderedChat,
         variables: str,
     ) -> None:

@@ -23,6 +23,8 @@ from stepjepa.errors import DataError, RowError, attempted, said
 from stepjepa.utils.files import digest, parse_json, unchanged
 from stepjepa.utils.text import lone_surrogate
 
+# Rows with their numbers, see `RowSource.place`.
+NumberedRows = Iterator[tuple[int, Any]]
 JSON_SUFFIXES = {".jsonl", ".json", ".ndjson"}
 FILE_SUFFIXES = JSON_SUFFIXES | {".parquet", ".csv"}
 # The number of rows, of all data sets together, that a tokenizer is trained on.
@@ -141,11 +143,11 @@ class RowSource:
             last = file.read()
         return digest([b"%d:" % size, first, last])
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> NumberedRows:
         """Yield (number for `place`, row) of every row. Lines are counted from 1, rows from 0."""
         return self.rows()
 
-    def rows(self, part: RowShare = EVERY_ROW, strict: bool = True) -> Iterator[tuple[int, Any]]:
+    def rows(self, part: RowShare = EVERY_ROW, strict: bool = True) -> NumberedRows:
         """Yield some of the rows as `__iter__` does; for `strict` see `file_rows`."""
         if self.file is not None:
             return file_rows(self.file, part, strict)
@@ -202,9 +204,7 @@ def near_path(path: Path) -> str:
     return f"; did you mean {path.parent / near}?" if near else ""
 
 
-def file_rows(
-    path: Path, part: RowShare = EVERY_ROW, strict: bool = True
-) -> Iterator[tuple[int, Any]]:
+def file_rows(path: Path, part: RowShare = EVERY_ROW, strict: bool = True) -> NumberedRows:
     """Yield (number, row) of a file, which must not change meanwhile. Lines are counted from 1, rows of an array and
     of a Parquet file from 0. Without `strict`, an unreadable row is yielded as a RowError, and reading goes on.
 
@@ -227,7 +227,7 @@ def file_rows(
             yield number, row
 
 
-def _json_lines(path: Path, part: RowShare) -> Iterator[tuple[int, Any]]:
+def _json_lines(path: Path, part: RowShare) -> NumberedRows:
     with open(path, "rb") as file:
         for number, raw in enumerate(file, 1):
             # Lines of other shards are counted, but not parsed.
@@ -258,7 +258,7 @@ def _is_array(path: Path) -> bool:
         return file.read(4096).lstrip(_BLANK).startswith(b"[")
 
 
-def _json_array(path: Path) -> Iterator[tuple[int, Any]]:
+def _json_array(path: Path) -> NumberedRows:
     """The entries of an array, all read at once."""
     try:
         rows: Any = parse_json(path.read_bytes())
@@ -267,7 +267,7 @@ def _json_array(path: Path) -> Iterator[tuple[int, Any]]:
     yield from enumerate(rows)
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
+def _parquet(path: Path) -> NumberedRows:
     """Rows of a Parquet file, a few at a time."""
     import pyarrow.parquet
 
@@ -282,7 +282,7 @@ def _parquet(path: Path) -> Iterator[tuple[int, Any]]:
         ) from None
 
 
-def _csv(path: Path) -> Iterator[tuple[int, Any]]:
+def _csv(path: Path) -> NumberedRows:
     """Rows of a CSV file, each with the line on which it ends; all values are text."""
     # The default limit, 128 KiB, is shorter than some answers.
     csv.field_size_limit(2**31 - 1)

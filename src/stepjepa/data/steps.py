@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate, islice, pairwise
@@ -24,7 +24,7 @@ import regex
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import CharSpan, Text, text_of
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.columns import answers_in, column_value, listed_steps
+from stepjepa.data.columns import Row, answers_in, column_value, listed_steps
 from stepjepa.data.numbered import numbered
 from stepjepa.data.options import SPLITTERS, STYLES, PairColumns, StepsOptions
 from stepjepa.data.rendered import quoted
@@ -327,7 +327,7 @@ class RowSteps(NamedTuple):
     unread: tuple[str, str] | None = None
 
 
-def steps_of(row: Mapping[str, Any], answers: Sequence[str], rules: StepRules) -> RowSteps:
+def steps_of(row: Row, answers: Sequence[str], rules: StepRules) -> RowSteps:
     """Return the steps of a row.
 
     Args:

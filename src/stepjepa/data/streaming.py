@@ -74,6 +74,10 @@ class _Row(NamedTuple):
     value: Any
 
 
+# The cursors before a chunk of rows, whether a pass over all groups ends with it, and its rows.
+_Chunk = tuple[tuple[Cursor, ...], bool, list[_Row]]
+
+
 @dataclass(frozen=True)
 class RowStream:
     """An endless stream of the rows of several data sets.
@@ -98,11 +102,8 @@ class RowStream:
         """Return the start of the first window."""
         return StreamStart(0, tuple(Cursor() for _ in self.groups), 0)
 
-    def chunks(
-        self, size: int, cursors: Sequence[Cursor]
-    ) -> Iterator[tuple[tuple[Cursor, ...], bool, list[_Row]]]:
-        """Yield the cursors before a chunk, whether a pass over all groups ends with it, and its rows: `size` of them, or
-        fewer at such an end."""
+    def chunks(self, size: int, cursors: Sequence[Cursor]) -> Iterator[_Chunk]:
+        """Yield chunks of `size` rows, or fewer at the end of a pass over all groups."""
         weights = self.weights or [1.0]
         total = sum(weights)
         shares = [weight / total for weight in weights]
@@ -225,7 +226,7 @@ class ExampleStream:
         """Yield as `RowStream.chunks` does, with the reports by number of the data set, and examples in place of rows."""
 
         # Workers receive the values of the rows; their numbers and passes stay here.
-        waiting = deque[tuple[tuple[Cursor, ...], bool, list[_Row]]]()
+        waiting = deque[_Chunk]()
 
         def by_source() -> Iterator[dict[int, list[PlacedRow]]]:
             for chunk in self.rows.chunks(rows, cursors):

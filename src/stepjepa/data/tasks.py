@@ -14,7 +14,7 @@ import math
 import operator
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 from stepjepa.config.option import Names, check_fields, option
 from stepjepa.config.values import did_you_mean
 from stepjepa.data.answers import answers_match, final_answer
+from stepjepa.data.columns import Row
 from stepjepa.errors import ConfigError
 
 # The group of the tasks' options.
@@ -31,7 +32,6 @@ GROUP = "task"
 HELD_OUT = 1_000_003
 # Further rows that `generate_unseen` tries, so that a small request does not give up early.
 TRIES = 1000
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,18 +59,18 @@ class Task(ABC):
         """Generate a row with `chat`."""
 
     @classmethod
-    def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
+    def solves(cls, row: Row, answer: str) -> bool:
         """Whether an answer is correct."""
         return answer.split() == _solution(row).split()
 
     @classmethod
-    def begins(cls, row: Mapping[str, Any], answer: str) -> bool:
+    def begins(cls, row: Row, answer: str) -> bool:
         """Whether the first step of an answer is correct."""
         first_step = answer.strip().split(cls.separator)[0]
         return first_step.strip() == _solution(row).split(cls.separator)[0]
 
     @classmethod
-    def instance(cls, row: Mapping[str, Any]) -> Hashable:
+    def instance(cls, row: Row) -> Hashable:
         """Return a key that is equal for two rows with the same question."""
         return str(row["question"])
 
@@ -94,7 +94,7 @@ class Task(ABC):
         return row
 
 
-def _solution(row: Mapping[str, Any]) -> str:
+def _solution(row: Row) -> str:
     return str(row["messages"][-1]["content"])
 
 
@@ -177,7 +177,7 @@ class Arithmetic(Task):
             )
 
     @classmethod
-    def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
+    def solves(cls, row: Row, answer: str) -> bool:
         """Whether the final answer equals that of the row."""
         return answers_match(final_answer(answer), row["ground_truth"])
 
@@ -295,7 +295,7 @@ class PathStar(Task):
         return self.chat(f"{listed} : {start} {goal}", steps, " ".join(steps))
 
     @classmethod
-    def instance(cls, row: Mapping[str, Any]) -> Hashable:
+    def instance(cls, row: Row) -> Hashable:
         """The edges, in any order, with start and goal."""
         edges, _, asked = row["question"].partition(" : ")
         return frozenset(edges.split(" | ")), asked
@@ -352,7 +352,7 @@ class A5(Task):
         return self.chat(question, steps, answer)
 
     @classmethod
-    def solves(cls, row: Mapping[str, Any], answer: str) -> bool:
+    def solves(cls, row: Row, answer: str) -> bool:
         """Whether the answer ends with the last order."""
         return answer.split()[-1:] == [row["ground_truth"]]
 

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import ROLES
-from stepjepa.data.columns import REASONING, REASONING_KEYS, TOOL_CALLS, TOOLS, TRAINED
+from stepjepa.data.columns import (
+    REASONING,
+    REASONING_KEYS,
+    TOOL_CALLS,
+    TOOLS,
+    TRAINED,
+    Chat,
+    Message,
+)
 from stepjepa.data.options import TemplateOptions
 from stepjepa.data.rendered import (
     MessageSpan,
@@ -170,9 +178,7 @@ class ChatRenderer:
             return self
         return _renderer_of(self, json.dumps(template_kwargs, default=str))
 
-    def apply(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
-    ) -> str:
+    def apply(self, messages: Chat, add_generation_prompt: bool = False) -> str:
         """Render `messages` with the template, as on `DEFAULT_DATE`.
 
         Raises:
@@ -183,7 +189,7 @@ class ChatRenderer:
         chat = map(_with_texts, messages) if calling and self._arguments_are_texts else messages
         return self._write(list(chat), add_generation_prompt)
 
-    def _write(self, messages: list[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
+    def _write(self, messages: list[Message], add_generation_prompt: bool = False) -> str:
         """As `apply`, for arguments of tool calls in the form that this template reads."""
         characters = sum(len(str(value)) for message in messages for value in message.values())
         with _limits(TEMPLATE_BYTES + _BYTES_A_CHARACTER * characters, len(messages)):
@@ -205,11 +211,11 @@ class ChatRenderer:
                     "template_refused", f"the chat template refuses this chat: {said(error)}"
                 ) from None
 
-    def prompt(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def prompt(self, messages: Chat) -> str:
         """Render the generation prompt after `messages`, which end with the user's."""
         return self.apply(self._folded(messages)[0], add_generation_prompt=True)
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> RenderedChat:
+    def render(self, messages: Chat) -> RenderedChat:
         """Render one checked chat.
 
         Raises:
@@ -218,15 +224,13 @@ class ChatRenderer:
         chat, folded = self._folded(messages)
         return self._located(self.apply(chat), chat, folded)
 
-    def _folded(
-        self, messages: Sequence[Mapping[str, str]]
-    ) -> tuple[list[Mapping[str, str]], bool]:
+    def _folded(self, messages: Chat) -> tuple[list[Message], bool]:
         """A chat in the form that the template reads, and whether its system message had to be put into a user message."""
         chat = [self._as_template_reads(message) for message in messages]
         folds = chat[0]["role"] == "system" and self._folds_system
         return _fold(chat) if folds else chat, folds
 
-    def _as_template_reads(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _as_template_reads(self, message: Message) -> Message:
         """A checked message with the keys that the template reads."""
         if len(message) == 2:
             return message
@@ -236,7 +240,7 @@ class ChatRenderer:
             read |= dict.fromkeys(REASONING_KEYS, read[REASONING])
         return read
 
-    def _located(self, text: str, chat: list[Mapping[str, str]], folded: bool) -> RenderedChat:
+    def _located(self, text: str, chat: list[Message], folded: bool) -> RenderedChat:
         """The rendered chat with the spans and openings of its messages, and their missing text."""
         # The fast way needs no further rendering, and suffices for most templates.
         matched = self._match(text, chat)
@@ -272,9 +276,7 @@ class ChatRenderer:
         rendered = attempted(self.render, _marked(("user", "assistant")))
         return None if isinstance(rendered, RowError) else rendered
 
-    def _openings(
-        self, text: str, chat: Sequence[Mapping[str, str]], spans: Sequence[MessageSpan]
-    ) -> _Openings:
+    def _openings(self, text: str, chat: Chat, spans: Sequence[MessageSpan]) -> _Openings:
         """The opening of each answer, by rendering its generation prompt."""
         openings = list[Opening | None]()
         end = self._tokenizer.eos_token
@@ -289,9 +291,7 @@ class ChatRenderer:
             last_message = span.stop
         return tuple(openings)
 
-    def _opening(
-        self, text: str, asked: Sequence[Mapping[str, str]], answer: int, last_message: int
-    ) -> Opening | None:
+    def _opening(self, text: str, asked: Chat, answer: int, last_message: int) -> Opening | None:
         """The opening of an answer to the messages `asked`; None without a generation prompt.
 
         Args:
@@ -327,9 +327,7 @@ class ChatRenderer:
         trial = _marked(ROLES)
         return _mark(0) not in self.written(trial) and _mark(1) in self.written(trial[1:])
 
-    def written(
-        self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = False
-    ) -> str:
+    def written(self, messages: Chat, add_generation_prompt: bool = False) -> str:
         """Render as `apply` does; return "" if the template refuses."""
         text = attempted(self.apply, messages, add_generation_prompt)
         return text if isinstance(text, str) else ""
@@ -350,7 +348,7 @@ class ChatRenderer:
                 self._skeletons[roles] = _MARK.split(text), openings
         return self._skeletons[roles]
 
-    def _match(self, text: str, chat: list[Mapping[str, str]]) -> _Located | None:
+    def _match(self, text: str, chat: list[Message]) -> _Located | None:
         # Thinking and tool calls can be anywhere in the output.
         if any(len(message) > 2 for message in chat):
             return None
@@ -382,7 +380,7 @@ class ChatRenderer:
             position = end + len(piece)
         return (spans, tuple(openings)) if position == len(text) else None
 
-    def _locate_one_by_one(self, text: str, chat: list[Mapping[str, str]]) -> list[MessageSpan]:
+    def _locate_one_by_one(self, text: str, chat: list[Message]) -> list[MessageSpan]:
         """Locate messages the slow way, for templates whose text around a message depends on the contents (thinking blocks):
         render the chat again for each message, with a mark in its place."""
         spans: list[MessageSpan] = []
@@ -413,7 +411,7 @@ class ChatRenderer:
         return spans
 
     def _between(
-        self, text: str, chat: Sequence[Mapping[str, str]], index: int, around: Sequence[str]
+        self, text: str, chat: Chat, index: int, around: Sequence[str]
     ) -> tuple[int, int] | None:
         """The characters of a message in the text, by the texts before and after a mark in its place; None if they do not
         fit."""
@@ -432,9 +430,7 @@ class ChatRenderer:
             start = asked
         return (start, end) if start <= end else None
 
-    def _calls(
-        self, text: str, chat: Sequence[Mapping[str, Any]], index: int, last_message: int
-    ) -> MessageSpan:
+    def _calls(self, text: str, chat: Chat, index: int, last_message: int) -> MessageSpan:
         """The span of the calls in a message, without its content.
 
         The span contains all characters that change with the arguments of the calls. It begins at the end of the generation
@@ -479,7 +475,7 @@ class ChatRenderer:
         begin = first - len(opening.written)
         return MessageSpan(index, message["role"], begin, begin, close)
 
-    def _not_found(self, text: str, chat: Sequence[Mapping[str, str]], index: int) -> str:
+    def _not_found(self, text: str, chat: Chat, index: int) -> str:
         """The reason why a message is not located, and what to do."""
         message = chat[index]
         lines = message["content"].splitlines()
@@ -490,7 +486,7 @@ class ChatRenderer:
         where = f"message {index + 1} ({message['role']})"
         return f"{where} cannot be located in the output of the chat template{missing}{hint}"
 
-    def _asked(self, text: str, messages: Sequence[Mapping[str, str]], content: str) -> int | None:
+    def _asked(self, text: str, messages: Chat, content: str) -> int | None:
         """The start of an answer in a chat's text, by the generation prompt; None if the prompt does not show it.
 
         The generation prompt may end in a thinking block, open or closed, that the answer itself contains.
@@ -568,12 +564,12 @@ def _mark(index: int) -> str:
     return f"@@stepjepa:{index}@@"
 
 
-def _marked(roles: Sequence[str]) -> list[Mapping[str, Any]]:
+def _marked(roles: Sequence[str]) -> list[Message]:
     """A chat of messages with these roles, whose contents are marks."""
     return [{"role": role, "content": _mark(index)} for index, role in enumerate(roles)]
 
 
-def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> dict[str, Any]:
+def _with_arguments(message: Message, arguments: Sequence[object]) -> dict[str, Any]:
     """A message with other arguments in its tool calls."""
     calls = []
     for call, replacement in zip(message[TOOL_CALLS], arguments, strict=True):
@@ -582,7 +578,7 @@ def _with_arguments(message: Mapping[str, Any], arguments: Sequence[object]) -> 
     return {**message, TOOL_CALLS: calls}
 
 
-def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_texts(message: Message) -> Message:
     """A message with the arguments of its tool calls, if any, as JSON text."""
     if TOOL_CALLS not in message:
         return message
@@ -594,7 +590,7 @@ def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
     return _with_arguments(message, texts)
 
 
-def _fold(chat: list[Mapping[str, str]]) -> list[Mapping[str, str]]:
+def _fold(chat: list[Message]) -> list[Message]:
     """Prepend the system message to the first user message, as templates without a system role expect."""
     system, *rest = chat
     for index, message in enumerate(rest):

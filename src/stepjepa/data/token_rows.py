@@ -14,16 +14,12 @@ Shapes: T tokens.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from stepjepa.data.columns import (
-    MASKS,
-    left_over,
-    refuse_half_characters,
-)
+from stepjepa.data.columns import MASKS, Row, left_over, refuse_half_characters
 from stepjepa.data.tokens import spans_of
 from stepjepa.data.types import NOT_LABELLED, Span
 from stepjepa.errors import RowError
@@ -48,7 +44,7 @@ class StreamRow(NamedTuple):
     unread: Sequence[str] = ()
 
 
-def stream_row(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> StreamRow:
+def stream_row(row: Row, tokenizer: PreTrainedTokenizerBase) -> StreamRow:
     """Return a row in tokens: its ids, or its text with the tokenizer's own special tokens and its EOS at the end; RowError
     as in `stream_content`."""
     content = stream_content(row, len(tokenizer))
@@ -64,7 +60,7 @@ def stream_row(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> St
     return StreamRow(ids, unread=unread)
 
 
-def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | StreamRow:
+def stream_content(row: Row, vocabulary: int = 2**31) -> str | StreamRow:
     """Return the text or the token ids of a row.
 
     Raises:
@@ -83,7 +79,7 @@ def stream_content(row: Mapping[str, Any], vocabulary: int = 2**31) -> str | Str
     return text
 
 
-def _token_row(row: Mapping[str, Any], vocabulary: int) -> StreamRow:
+def _token_row(row: Row, vocabulary: int) -> StreamRow:
     ids = _numbers(row, "input_ids")
     if ids.min() < 0 or ids.max() >= vocabulary:
         raise RowError("unknown_token", f"'input_ids' has values outside of 0 to {vocabulary - 1}")
@@ -118,7 +114,7 @@ def _contradiction(words: str) -> RowError:
     return RowError("contradicting_columns", words)
 
 
-def _numbers(row: Mapping[str, Any], name: str, length: int | None = None) -> np.ndarray:
+def _numbers(row: Row, name: str, length: int | None = None) -> np.ndarray:
     """A column of whole numbers as (T,) int64, checked for its length."""
     # NumPy refuses nested lists of different lengths.
     try:

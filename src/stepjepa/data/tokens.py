@@ -18,6 +18,7 @@ import numpy as np
 
 from stepjepa.config.option import Names
 from stepjepa.data.blocks import marked_text, opened_in
+from stepjepa.data.columns import Chat
 from stepjepa.data.options import DataOptions, PromptFrom, PromptOptions
 from stepjepa.data.rendered import Opening, quoted
 from stepjepa.data.template import ChatRenderer, with_template
@@ -35,7 +36,7 @@ _NAME = Names(DataOptions, PromptOptions)
 _PREDICTOR = re.compile(r"<\|predictor_(\d+_)?\d+\|>")
 # Mistral's templates ask for an id of nine characters.
 _CALL = {"id": "x" * 9, "type": "function", "function": {"name": "x", "arguments": {}}}
-_SHORT_CALL: list[Mapping[str, Any]] = [
+_SHORT_CALL: Chat = [
     {"role": "user", "content": "x"},
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
 ]
@@ -277,7 +278,7 @@ class Prompter:
 
     def text(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Chat,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """Return the prompt for the next answer in a chat, with the template arguments of its row.
@@ -296,7 +297,7 @@ class Prompter:
 
     def ids(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Chat,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Return the token ids of `text`."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
 from stepjepa.data.chat import row_to_messages
-from stepjepa.data.columns import is_answer, is_trained, template_kwargs_of
+from stepjepa.data.columns import Messages, is_answer, is_trained, template_kwargs_of
 from stepjepa.data.options import PairColumns, text_of
 from stepjepa.data.report import DataReport, RowCounts
 from stepjepa.data.sources import RowSource
@@ -54,7 +54,7 @@ class SystemPrompt(NamedTuple):
     keep: bool
     origin: str
 
-    def apply(self, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    def apply(self, messages: Messages) -> Messages:
         """The chat with this system message."""
         has_own = messages[0]["role"] == "system"
         if has_own and self.keep:
@@ -105,12 +105,12 @@ class Question:
 
     index: int
     place: str
-    chat: list[dict[str, str]]
+    chat: Messages
     row: dict[str, Any]
     template_kwargs: dict[str, Any]
 
     @property
-    def prompt(self) -> list[dict[str, str]]:
+    def prompt(self) -> Messages:
         """The chat before the answer."""
         return self.chat[:-1]
 
@@ -173,7 +173,7 @@ def read_questions(
     return question_set
 
 
-def _last_answer(messages: list[dict[str, str]]) -> int:
+def _last_answer(messages: Messages) -> int:
     """Position of the last answer in a checked chat; answers marked as context count only if there is no other.
 
     Raises:

@@ -18,6 +18,7 @@ from stepjepa.data.chat import KNOWN_CHATS, row_to_messages
 from stepjepa.data.columns import (
     CALL,
     TOOL_CALLS,
+    Row,
     answers_in,
     is_stream,
     is_trained,
@@ -268,7 +269,7 @@ class _Counter:
             texts.sample = _sample(heading, shown)
         return question_of(chat.messages)
 
-    def _count_text(self, texts: TextStatistics, place: str, row: Mapping[str, Any]) -> str:
+    def _count_text(self, texts: TextStatistics, place: str, row: Row) -> str:
         """Count a row of plain text and return the text; RowError if it cannot be used."""
         text = _question_text(row, True, None)
         texts.unread.update(left_over(row, ()))

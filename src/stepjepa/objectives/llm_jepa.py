@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from stepjepa.config.option import Names, Topic, option
-from stepjepa.data.columns import answers_in, is_answer, is_trained
+from stepjepa.data.columns import Message, answers_in, is_answer, is_trained
 from stepjepa.data.options import VIEWS
 from stepjepa.data.tokens import encode_apart, encode_cut, encode_texts, token_span
 from stepjepa.data.types import ISOLATED, Pair, PairsFound, Segment, Span
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 # Marks the place of the predictors while the template renders the message. Templates trim contents, but a marker protects
 # the white space next to it.
 _MARK = "@@stepjepa:predictors@@"
-
-Message = dict[str, str]
 
 
 @dataclass
@@ -141,7 +139,7 @@ class LLMJEPA(Objective):
                 user = message
             if not is_answer(message) or user is None or not is_trained(message):
                 continue
-            answer = message
+            answer: Message = message
             # The text of a target column replaces the last answer; earlier answers have no such text and so no pair.
             if chat.target is not None:
                 if message is not answers[-1]:

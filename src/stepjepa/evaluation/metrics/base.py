@@ -12,12 +12,10 @@ from stepjepa.config.gone import replacement
 from stepjepa.config.option import check_fields, option, options_of
 from stepjepa.config.values import did_you_mean, load_named
 from stepjepa.data.blocks import answer_of
-from stepjepa.data.columns import column_value, listed_columns
+from stepjepa.data.columns import Row, column_value, listed_columns
 from stepjepa.data.options import text_of
 from stepjepa.errors import ConfigError, DataError
 
-# A row of the data: column -> value.
-Row = Mapping[str, Any]
 # Group of the metrics' options in help and messages.
 OPTIONS = "metric"
 # Likelihoods of the reference: over all its tokens, over all but the end of turn, and over only the end of turn.
