@@ -8,7 +8,6 @@ Studies are read the same way.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ import yaml
 from stepjepa.config.option import options_of, public_values
 from stepjepa.config.values import Quoted, show
 from stepjepa.errors import ConfigError, said
-from stepjepa.utils.files import write_whole
+from stepjepa.utils.files import AnyPath, write_whole
 
 # YAML 1.2's core schema. PyYAML's own rules require a point in floats (1e-5 is text), and read yes and no as booleans.
 _FLOAT = (
@@ -120,7 +119,7 @@ class Node(NamedTuple):
         )
 
 
-def read_tree(path: str | os.PathLike[str]) -> Node:
+def read_tree(path: AnyPath) -> Node:
     """Read a YAML file into its tree.
 
     Raises:
@@ -190,7 +189,7 @@ def _read(node: yaml.Node, line: int, loader: _Loader, where: Callable[[int], st
     return Node(children, place)
 
 
-def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
+def write_yaml(values: Mapping[str, Any], path: AnyPath) -> None:
     """Write plain values (None, bool, int, float, str, and lists and dicts of them) under their keys.
 
     The write is atomic.
@@ -201,7 +200,7 @@ def write_yaml(values: Mapping[str, Any], path: str | os.PathLike[str]) -> None:
     write_whole(path, [text.encode()])
 
 
-def dump_yaml(instances: Iterable[Any], path: str | os.PathLike[str]) -> None:
+def dump_yaml(instances: Iterable[Any], path: AnyPath) -> None:
     """Write the fields of instances of option dataclasses so that `--config path` restores equal values.
 
     It omits None where that is the default, options with ``dumped=False``, secrets, and values that YAML cannot represent.

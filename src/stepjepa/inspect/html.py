@@ -13,7 +13,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
@@ -22,7 +21,7 @@ from typing import Any
 
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, edges_of, token_label
-from stepjepa.utils.files import write_whole
+from stepjepa.utils.files import AnyPath, write_whole
 from stepjepa.utils.text import escaped
 
 _PARTS = files("stepjepa.inspect") / "page"
@@ -92,7 +91,7 @@ def script_json(data: object) -> str:
     return text.translate({ord(character): f"\\u{ord(character):04x}" for character in "<>&"})
 
 
-def write_page(page: str | bytes, path: str | os.PathLike[str]) -> None:
+def write_page(page: str | bytes, path: AnyPath) -> None:
     """Write a page or a picture atomically; a missing folder is created.
 
     Raises:

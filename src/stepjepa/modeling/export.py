@@ -40,6 +40,7 @@ from stepjepa.modeling.options import ExportOptions
 from stepjepa.modeling.parts import causal_lm, name_of, plain_module, text_config, vocabulary_size
 from stepjepa.utils.files import (
     MANIFEST,
+    AnyPath,
     check_writable,
     listed_files,
     mismatch,
@@ -68,7 +69,7 @@ _MODEL = {
 def export_model(
     model: nn.Module,
     tokenizer: PreTrainedTokenizerBase,
-    output_dir: str | os.PathLike[str],
+    output_dir: AnyPath,
     *,
     merge_lora: bool,
     keep_predictors: bool = False,

@@ -17,7 +17,6 @@ Shapes: R rows of a batch, T tokens, K predictors, G groups, D width, P pairs.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -46,7 +45,7 @@ from stepjepa.modeling.parts import (
     whole_weights,
 )
 from stepjepa.objectives.options import EMA, FROZEN, EMAOptions, PredictorOptions
-from stepjepa.utils.files import replacing
+from stepjepa.utils.files import AnyPath, replacing
 
 PREDICTORS_FILE = "predictors.safetensors"
 EMA_FILE = "target_encoder.safetensors"
@@ -433,7 +432,7 @@ def encoding_model(inner: PreTrainedModel) -> AbstractContextManager[PreTrainedM
 # Files
 
 
-def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool) -> None:
+def save_extras(model: nn.Module, folder: AnyPath, here: bool) -> None:
     """Write what training added to a causal LM (or to that of a PEFT model), atomically, in processes with `here` set. Every
     process must call this."""
     inner = causal_lm(model)
@@ -450,7 +449,7 @@ def save_extras(model: nn.Module, folder: str | os.PathLike[str], here: bool) ->
         _save(shadow, Path(folder) / EMA_FILE, {"format": "pt"})
 
 
-def save_predictors(inner: PreTrainedModel, folder: str | os.PathLike[str]) -> None:
+def save_predictors(inner: PreTrainedModel, folder: AnyPath) -> None:
     """As `save_extras`, without the target encoder and for weights that are not sharded."""
     extras = trained_extras(inner)
     if weights := dict(extras.named_parameters()):
@@ -464,7 +463,7 @@ def _save(weights: Mapping[str, Tensor], path: Path, metadata: dict[str, str]) -
         save_file(on_cpu, temporary, metadata=metadata)
 
 
-def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+def load_extras(model: nn.Module, folder: AnyPath) -> None:
     """Load what `save_extras` wrote. Raises ConfigError: the predictors differ from the model's."""
     inner = causal_lm(model)
     free_gathered(model)
@@ -491,7 +490,7 @@ def load_extras(model: nn.Module, folder: str | os.PathLike[str]) -> None:
 
 
 def attach_saved(
-    inner: PreTrainedModel, folder: str | os.PathLike[str], objective: nn.Module | None = None
+    inner: PreTrainedModel, folder: AnyPath, objective: nn.Module | None = None
 ) -> str | None:
     """Give a causal LM the predictor rows and the head saved in a folder. Returns the kind of the head, None without one.
 

@@ -23,6 +23,7 @@ from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.utils.files import (
     LOCK,
     MANIFEST,
+    AnyPath,
     Record,
     check_writable,
     locked,
@@ -158,7 +159,7 @@ class RunFolder:
     `running`. Otherwise it is new or interrupted, and `newest` says where it resumes.
     """
 
-    def __init__(self, path: str | os.PathLike[str]):
+    def __init__(self, path: AnyPath):
         self.path = Path(path)
 
     # State
@@ -306,7 +307,7 @@ class RunFolder:
 
     # Checkpoints
 
-    def chosen(self, wanted: str | os.PathLike[str] | Literal[True]) -> Path | None:
+    def chosen(self, wanted: AnyPath | Literal[True]) -> Path | None:
         """`newest` for True, and print the problems of newer ones; else the named checkpoint. Every process must call it.
 
         Raises:

@@ -23,6 +23,8 @@ from typing import Any
 
 from stepjepa.errors import ConfigError, DataError
 
+# A path as text or as an object.
+AnyPath = str | os.PathLike[str]
 # A JSON object.
 Record = dict[str, Any]
 # Lock file of a folder to which one process at a time may write.
@@ -42,7 +44,7 @@ _MOST_DIGITS = 300
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+def replacing(path: AnyPath) -> Iterator[Path]:
     """Yield a temporary path in the same folder; when the block ends, that file is synced and renamed to `path`.
 
     What a killed process left under the temporary name, or a symbolic link of that name, is removed first, so that the file
@@ -70,7 +72,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def no_links(path: str | os.PathLike[str], flags: int) -> int:
+def no_links(path: AnyPath, flags: int) -> int:
     """An `opener` that does not follow symbolic links, for files with predictable names that are written in place.
 
     Raises:
@@ -113,7 +115,7 @@ def share(folder: Path) -> None:
             path.chmod(path.stat().st_mode | readers)
 
 
-def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
+def write_whole(path: AnyPath, pieces: Iterable[bytes]) -> None:
     """Write a file atomically.
 
     Raises:
@@ -123,7 +125,7 @@ def write_whole(path: str | os.PathLike[str], pieces: Iterable[bytes]) -> None:
         file.writelines(pieces)
 
 
-def write_json(path: str | os.PathLike[str], record: object, indent: int | None = 2) -> None:
+def write_json(path: AnyPath, record: object, indent: int | None = 2) -> None:
     """Write a record as JSON (`json_bytes`), atomically."""
     write_whole(path, [json_bytes(record, indent), b"\n"])
 
@@ -143,7 +145,7 @@ def _finite(value: object) -> object:
     return [_finite(part) for part in value] if isinstance(value, (list, tuple)) else value
 
 
-def read_json(path: str | os.PathLike[str]) -> Record:
+def read_json(path: AnyPath) -> Record:
     """The object in a JSON file.
 
     Raises:
@@ -153,7 +155,7 @@ def read_json(path: str | os.PathLike[str]) -> Record:
     return parse_object(Path(path).read_bytes())
 
 
-def read_object(path: str | os.PathLike[str]) -> Record:
+def read_object(path: AnyPath) -> Record:
     """The object in a JSON file; empty if the file cannot be read or parsed."""
     try:
         return read_json(path)
@@ -258,7 +260,7 @@ def check_writable(folder: Path, option: str = "--output_dir") -> None:
 
 
 @contextmanager
-def unchanged(path: str | os.PathLike[str]) -> Iterator[None]:
+def unchanged(path: AnyPath) -> Iterator[None]:
     """Require that a file does not change within this context.
 
     A file that is being written looks damaged, so if it changed, this is reported instead of the block's DataError.
