@@ -61,13 +61,7 @@ class UncutBlock(NamedTuple):
     """A block that is never cut: its kind (``think``, ``fence``, ``table`` or a kind of maths), and its characters."""
 
     kind: str
-    start: int
-    end: int
-
-    @property
-    def span(self) -> tuple[int, int]:
-        """Its first character, and the character after its last one."""
-        return self.start, self.end
+    span: CharSpan
 
 
 def answer_of(text: str) -> str:
@@ -158,12 +152,12 @@ def _blocks(text: str) -> Iterator[UncutBlock]:
             end = len(text)
             if close < len(tokens):
                 end = tokens[close].end() + (len(tokens[close]["info"]) if kind == "fence" else 0)
-            yield UncutBlock(kind, start, end)
+            yield UncutBlock(kind, (start, end))
             thought = end if kind == "think" else thought
             at = close
         elif kind == "thought":
             # The end of thinking that no mark in the text opened.
-            yield UncutBlock("think", thought, token.end())
+            yield UncutBlock("think", (thought, token.end()))
             thought = token.end()
         at += 1
 
@@ -194,7 +188,7 @@ def _tables(text: str) -> Iterator[UncutBlock]:
                 break
             end = stop
         reached = end
-        yield UncutBlock("table", start, end)
+        yield UncutBlock("table", (start, end))
 
 
 # Code, whose white space must not change. Prose that is mistaken for code loses nothing.

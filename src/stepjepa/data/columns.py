@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from stepjepa.config.option import Names
@@ -423,18 +423,13 @@ def left_over(row: Row, messages: Chat, also: Iterable[str | None] = ()) -> list
             isinstance(value, str) and value.strip() in message["content"] for message in messages
         ):
             texts.append(f"column {name!r}")
-    for message in _messages_in(row, columns):
-        keys = (name for name in message if name not in _MESSAGE_KEYS and _is_text(message[name]))
-        texts += [f"key {name!r} of messages" for name in keys]
+    for column in columns:
+        entries = as_list(row.get(column))
+        for message in entries if isinstance(entries, list) else ():
+            if isinstance(message, Mapping):
+                keys = (key for key in message if key not in _MESSAGE_KEYS)
+                texts += [f"key {key!r} of messages" for key in keys if _is_text(message[key])]
     return list(dict.fromkeys(texts))
-
-
-def _messages_in(row: Row, columns: Iterable[str]) -> Iterator[Message]:
-    """The messages in columns that are lists of them."""
-    for name in columns:
-        entries = as_list(row.get(name))
-        if isinstance(entries, list):
-            yield from (entry for entry in entries if isinstance(entry, Mapping))
 
 
 def _is_text(value: object) -> bool:

@@ -7,7 +7,7 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from itertools import compress, islice
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -397,7 +397,6 @@ class RowEncoder:
         if isinstance(chat.steps, RowError):
             raise chat.steps
         ids, last = self._apart(chat, tokens)
-        begins = chat.shown.begins
         limit = self.options.max_length
         objective = self.options.objective
         turns, ids, end_id = self._turns(chat, ids, last, report)
@@ -405,33 +404,32 @@ class RowEncoder:
 
         # Labels: the trained answers with their ends of turn. Messages that are not trained on are context, never labelled.
         ended_by = self.end_ids if end_id is None else self.end_ids | {end_id}
-        starts = [bisect_left(last, begin) for begin in begins]
-        written = [Span(start, turn.label_stop) for start, turn in zip(starts, turns, strict=True)]
-        trained = trained_turns(chat.messages)
-        context = [span for span, is_on in zip(written, trained, strict=True) if not is_on]
+        trained, viewed = list[Turn](), list[Turn]()
+        answers, context = list[Span](), list[Span]()
+        are_trained = trained_turns(chat.messages)
+        for span, begin, turn, is_on in zip(
+            chat.shown.turns, chat.shown.begins, turns, are_trained, strict=True
+        ):
+            written = Span(bisect_left(last, begin), turn.label_stop)
+            if not is_on:
+                context.append(written)
+                continue
+            trained.append(turn)
+            # An answer that begins beyond the limit, or is empty, has nothing to label.
+            if turn.answer.start < min(limit, turn.label_stop):
+                answers.append(written)
+            # Only trained answers have views; a turn that calls tools is not an answer.
+            if span.close is None:
+                viewed.append(turn)
         for span in chat.shown.spans:
             message = chat.messages[span.number + chat.shown.folded_system]
             if span.role == TOOL or not is_trained(message):
                 context.append(token_span(last, span.start, span.end))
-        # Only trained answers have views; a turn that calls tools is not an answer.
-        are_answers = [span.close is None for span in chat.shown.turns]
-        viewed = [
-            turn
-            for turn, *conditions in zip(turns, trained, are_answers, strict=True)
-            if all(conditions)
-        ]
-        turns = list(compress(turns, trained))
-        # An answer that begins beyond the limit, or is empty, has nothing to label.
-        answers = [
-            span
-            for span, turn in zip(compress(written, trained), turns, strict=True)
-            if turn.answer.start < min(limit, turn.label_stop)
-        ]
         labels = label_spans(
             self.options.labels or "assistant", ids, answers, ended_by, limit, context
         )
         if not labels:
-            first = turns[0].answer.start
+            first = trained[0].answer.start
             if first < limit:
                 raise RowError(
                     "nothing_to_learn",
@@ -441,7 +439,7 @@ class RowEncoder:
                 "no_room_for_answer",
                 f"the prompt has {first} tokens and {_NAME.max_length} is {limit}; raise --{_NAME.max_length}",
             )
-        if turns[-1].label_stop > limit:
+        if trained[-1].label_stop > limit:
             if self.options.strict_data:
                 what = f"the chat has {len(ids)} tokens, and the answer would be cut; raise --{_NAME.max_length}"
                 raise RowError("answer_truncated", what)

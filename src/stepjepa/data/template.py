@@ -222,7 +222,24 @@ class ChatRenderer:
             RowError: the template refuses the chat, or its text cannot be distinguished from the contents.
         """
         chat, folded = self._folded(messages)
-        return self._located(self.apply(chat), chat, folded)
+        text = self.apply(chat)
+        # The fast way needs no further rendering, and suffices for most templates.
+        located = self._match(text, chat)
+        if located is None:
+            spans = self._locate_one_by_one(text, chat)
+            located = spans, self._openings(text, chat, spans)
+        spans, openings = located
+        # The first text of an answer, or of the thinking next to it, that the template does not write.
+        missing = ""
+        for span in spans:
+            if span.role != "assistant":
+                continue
+            message = chat[span.number]
+            missing = missing or left_out(message["content"], text[span.start : span.end])
+            thinking = message.get(REASONING, "")
+            if thinking.strip() not in text:
+                missing = missing or thinking
+        return RenderedChat(text, tuple(spans), folded, openings, missing)
 
     def _folded(self, messages: Chat) -> tuple[list[Message], bool]:
         """A chat in the form that the template reads, and whether its system message had to be put into a user message."""
@@ -239,25 +256,6 @@ class ChatRenderer:
         if REASONING in read:
             read |= dict.fromkeys(REASONING_KEYS, read[REASONING])
         return read
-
-    def _located(self, text: str, chat: list[Message], folded: bool) -> RenderedChat:
-        """The rendered chat with the spans and openings of its messages, and their missing text."""
-        # The fast way needs no further rendering, and suffices for most templates.
-        matched = self._match(text, chat)
-        if matched is None:
-            spans = self._locate_one_by_one(text, chat)
-            matched = spans, self._openings(text, chat, spans)
-        spans, openings = matched
-        answers = [message for message in chat if message["role"] == "assistant"]
-        answer_spans = [span for span in spans if span.role == "assistant"]
-        missing = ""
-        for message, span in zip(answers, answer_spans, strict=True):
-            shown = text[span.start : span.end]
-            missing = missing or left_out(message["content"], shown)
-            thinking = message.get(REASONING, "")
-            if thinking.strip() not in text:
-                missing = missing or thinking
-        return RenderedChat(text, tuple(spans), folded, openings, missing)
 
     @cached_property
     def _arguments_are_texts(self) -> bool:

@@ -574,10 +574,8 @@ def idle_options(objective: Objective) -> frozenset[str]:
         for topic in (*cls.reads, StepsOptions, cls.Options)
         if topic
     }
-    read = {name for topic in objective.topics() for name in options_of(topic)}
-    return frozenset(name for topic in topics for name in options_of(topic)) - (
-        read - objective.unread
-    )
+    read = options_of(*objective.topics()).keys() - objective.unread
+    return frozenset(options_of(*topics)) - read
 
 
 def trained_pairs(settings: Mapping[str, Any]) -> bool:

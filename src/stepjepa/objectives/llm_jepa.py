@@ -111,11 +111,8 @@ class LLMJEPA(Objective):
 
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """See the class."""
-        return (
-            self._standalone(chat) if self.options.views == "standalone" else self._in_context(chat)
-        )
-
-    def _in_context(self, chat: TokenChat) -> PairsFound:
+        if self.options.views == "standalone":
+            return self._standalone(chat)
         turns, reason = question_and_answer(chat.turns)
         builder = self.builder(chat.ids, chat.target_ids)
         for turn in turns:

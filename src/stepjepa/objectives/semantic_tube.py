@@ -184,26 +184,25 @@ class SemanticTube(TrunkObjective):
     def pairs_of(self, chat: TokenChat) -> PairsFound:
         """The contents of every turn, from which `draw` samples; with the sampler `steps`, the pairs."""
         turns, reason = question_and_answer(chat.turns)
-        contents = tuple(
-            self._contents(turn.user, turn.answer) for turn in turns if turn.user is not None
-        )
+        # with_markup: the answer begins where the user's content ends. whole: the user's content begins after token 0,
+        # whose state is the start of the first displacement.
+        kind = self.options.tube_content
+        contents = []
+        for turn in turns:
+            user, answer = turn.user, turn.answer
+            assert user is not None
+            first = Span(1 if kind == "whole" else user.start, user.stop)
+            second = Span(user.stop if kind == "with_markup" else answer.start, answer.stop)
+            contents.append((first, second))
         if not contents:
             return PairsFound(reason=reason)
         if not self.needs_steps:
-            return PairsFound(view_spans=contents)
+            return PairsFound(view_spans=tuple(contents))
         pairs: list[Pair] = []
         for (user, answer), turn in zip(contents, turns, strict=True):
             spans = step_spans(user, answer, turn.steps, self.options)
             pairs += pairs_of_spans(user, answer, spans, self.options)
         return PairsFound(pairs=tuple(pairs), reason=None if pairs else "fewer_than_two_steps")
-
-    def _contents(self, user: Span, answer: Span) -> tuple[Span, Span]:
-        """The two contents of a turn by `tube_content`."""
-        # with_markup: the answer begins where the user's content ends. whole: the user's content begins after token 0,
-        # whose state is the start of the first displacement.
-        kind = self.options.tube_content
-        first = Span(1 if kind == "whole" else user.start, user.stop)
-        return first, Span(user.stop if kind == "with_markup" else answer.start, answer.stop)
 
     def draw(self, example: Example, rng: np.random.Generator) -> Example:
         """The example with the pairs of one epoch."""
