@@ -32,11 +32,11 @@ from stepjepa.data.types import Batch, Example, ForestOutput
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.extras import begin_targets, move_targets
 from stepjepa.modeling.load import check_vocabulary, max_positions
+from stepjepa.modeling.masks import attention_in
 from stepjepa.modeling.parts import (
     causal_lm,
     embedding_rows,
     is_sharded,
-    text_config,
     vocabulary_size,
 )
 from stepjepa.objectives.base import objective_of
@@ -167,7 +167,7 @@ class Collator:
         setup = setup_of(inner)
         if setup.objective.options != encoder.options:
             raise ConfigError("another Encoder is attached to the model; call attach with this one")
-        attention = text_config(inner.config)._attn_implementation
+        attention = attention_in(inner)
         device = embedding_rows(inner).device.type
         collator: Any = make_collator(setup, encoder.options, encoder.pad_id, attention, device)
         # Under FSDP every forward gathers weights from all processes. A process that skipped a pass, because its batch has

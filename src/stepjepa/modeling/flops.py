@@ -31,8 +31,8 @@ from stepjepa.data.types import Batch, Rows
 from stepjepa.losses.lm import chunk_rows
 from stepjepa.modeling.extras import target_encoder, trained_extras
 from stepjepa.modeling.forward import run_backbone
-from stepjepa.modeling.masks import attention_of, segment_plan
-from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, text_config, unchanged
+from stepjepa.modeling.masks import attention_in, attention_of, segment_plan
+from stepjepa.modeling.parts import causal_lm, embedding_rows, output_head, unchanged
 from stepjepa.objectives.base import Objective
 
 
@@ -212,7 +212,7 @@ def _measured(inner: PreTrainedModel) -> Iterator[None]:
         (weight, weight.grad, dict(weight._post_accumulate_grad_hooks or {}))
         for weight in parameters
     ]
-    attention = "eager" if text_config(inner.config)._attn_implementation == "eager" else "sdpa"
+    attention = "eager" if attention_in(inner) == "eager" else "sdpa"
     drops = []
     for weight in parameters:
         weight.grad = None

@@ -186,6 +186,11 @@ def _flex_settings(device: str) -> Iterator[None]:
             yield
 
 
+def attention_in(model: PreTrainedModel) -> str:
+    """The attention of a model's layers."""
+    return text_config(model.config)._attn_implementation  # type: ignore[no-any-return]
+
+
 def use_attention(model: PreTrainedModel, implementation: str) -> None:
     """Set the attention of a model's layers: one from transformers, or one of `OWN`, which acts as `sdpa` in calls without
     its mask."""
@@ -198,7 +203,7 @@ def use_attention(model: PreTrainedModel, implementation: str) -> None:
 @contextmanager
 def attention_of(model: PreTrainedModel, implementation: str) -> Iterator[None]:
     """Within this context the layers use the given attention; an empty name changes nothing."""
-    original = text_config(model.config)._attn_implementation
+    original = attention_in(model)
     use_attention(model, implementation or original)
     try:
         yield

@@ -36,6 +36,7 @@ from stepjepa.modeling.load import ATTENTION_ASKED
 from stepjepa.modeling.masks import (
     FLEX,
     SEGMENTS,
+    attention_in,
     attention_of,
     forward_only,
     is_flex,
@@ -56,7 +57,6 @@ from stepjepa.modeling.parts import (
     own_forward,
     plain_ids,
     routed,
-    text_config,
     tolerance,
     unchanged,
     vocabulary_size,
@@ -117,7 +117,7 @@ def choose_forward(
     """
     inner = causal_lm(model)
     name = type(inner).__name__
-    original = text_config(inner.config)._attn_implementation
+    original = attention_in(inner)
     if asked != "two_pass" and forward_only(original, device):
         raise ConfigError(
             f"--{_NAME.attn_implementation} {original} has no backward pass on {device.upper()}; use sdpa"
@@ -200,7 +200,7 @@ def _choice(
     inner = causal_lm(model)
     reason = "" if asked == "two_pass" else masks_unsupported(inner) or ""
     best = "inline" if asked == "inline" else "packed"
-    original = text_config(inner.config)._attn_implementation
+    original = attention_in(inner)
     # Attentions to try in order; an empty name keeps the model's own.
     attentions = [FLEX] if is_flex(original) else [""]
     if original == "sdpa" and not keep and not getattr(inner, ATTENTION_ASKED, False):
@@ -246,7 +246,7 @@ class _Trial:
     def plain_fault(self) -> str:
         """The fault of the model's own forward or of `two_pass`, the references of all other tests; empty for none."""
         # Not with FlexAttention, which would be compiled for these passes.
-        original = text_config(self._inner.config)._attn_implementation
+        original = attention_in(self._inner)
         with attention_of(self._inner, "eager" if is_flex(original) else original):
             return self._own_fault() or self.form_fault("two_pass")
 
@@ -280,7 +280,7 @@ class _Trial:
         Args:
             form: ``two_pass`` (must come first: its states are the reference), ``packed`` or ``inline``.
         """
-        attention = attention or text_config(self._inner.config)._attn_implementation
+        attention = attention or attention_in(self._inner)
         # The last hidden states of every call of the backbone; the first call is that of the chats.
         kept: list[Tensor] = []
         hook = backbone(self._inner).register_forward_hook(

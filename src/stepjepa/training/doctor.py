@@ -21,7 +21,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows
 from stepjepa.errors import ConfigError, DataError, said
 from stepjepa.modeling.flops import card_peak
-from stepjepa.modeling.parts import text_config
+from stepjepa.modeling.masks import attention_in
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
@@ -232,7 +232,7 @@ def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
             raise
         return Tried(flags, fault=said(error, lines=1)[:200])
     forward = trainer.setup.forward
-    attention = text_config(trainer.model.config)._attn_implementation
+    attention = attention_in(trainer.model)
     served = attention if forward == "packed" else forward
     log = [entry for entry in trainer.state.log_history if "tokens_per_second" in entry]
     # The first step warms up.

@@ -36,7 +36,7 @@ from stepjepa.modeling.forward import (
 )
 from stepjepa.modeling.load import is_preset, load_model, load_tokenizer, max_positions, own_configs
 from stepjepa.modeling.lora import add_lora, check_lora, check_trainable, warn_of_untrained
-from stepjepa.modeling.masks import OWN, SEGMENTS, row_multiple, use_attention
+from stepjepa.modeling.masks import OWN, SEGMENTS, attention_in, row_multiple, use_attention
 from stepjepa.modeling.parts import embedding_rows, text_config, vocabulary_size
 from stepjepa.modeling.trial import choose_forward, freeze_unreached
 from stepjepa.objectives.base import Objective, objective_of
@@ -129,7 +129,7 @@ def set_up_model(
     inner: Any = causal_lm(model)
     detach_setup(model)
     # A model constructed from the configuration of a model in training already has this library's attention.
-    if text_config(inner.config)._attn_implementation in OWN:
+    if attention_in(inner) in OWN:
         use_attention(inner, "sdpa")
     if peft_config is not None:
         if hasattr(model, "get_base_model"):
@@ -146,7 +146,7 @@ def set_up_model(
         warn_of_untrained(model, tokenizer, options.chat_template_kwargs)
     # Other models may share these configuration objects, and the setup and the Trainer write to them.
     own_configs(inner)
-    vars(inner)[_ATTENTION] = text_config(inner.config)._attn_implementation
+    vars(inner)[_ATTENTION] = attention_in(inner)
     # Rows, head and modules depend only on the seed, not on the state of the global generator.
     vocabulary, rows, objective, encoder = vocabulary_size(inner), None, objective_of(options), None
     # Commands that only lay out examples have no head, so the options are checked here.
