@@ -29,6 +29,8 @@ from stepjepa.config.values import (
 from stepjepa.errors import ConfigError
 
 MISSING = dataclasses.MISSING
+# Values of options, by name.
+Values = Mapping[str, Any]
 # What an option needs: the name of another option -> the values with which the need is met. True and False stand for any
 # truthy or falsy value.
 Needs = Mapping[str, "bool | tuple[str, ...]"]

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple, Union
 
-from stepjepa.config.option import MISSING, Brings, Option, options_of, public_values
+from stepjepa.config.option import MISSING, Brings, Option, Values, options_of, public_values
 from stepjepa.config.values import BadValue, convert, did_you_mean, named_by_file, show
 from stepjepa.config.yaml_file import Node, read_tree, representable
 from stepjepa.errors import ConfigError
@@ -448,7 +448,7 @@ class StrictParser:
         return did_you_mean(name, known, "--{}")
 
 
-def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[Any, ...]:
+def build(dataclass_types: Sequence[Any], values: Values) -> tuple[Any, ...]:
     """Make instances of dataclasses from values by name.
 
     Raises:
@@ -466,7 +466,7 @@ def build(dataclass_types: Sequence[Any], values: Mapping[str, Any]) -> tuple[An
         raise ConfigError(str(error)) from error
 
 
-def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str, Any]:
+def carried(known: Mapping[str, Option], values: Values) -> dict[str, Any]:
     """`values` with the options of a user's class moved under the option that stores them (`option(brings=...)`).
 
     Raises:
@@ -488,7 +488,7 @@ def carried(known: Mapping[str, Option], values: Mapping[str, Any]) -> dict[str,
     return moved
 
 
-def known_values(values: Mapping[str, Any], *dataclass_types: type) -> dict[str, Any]:
+def known_values(values: Values, *dataclass_types: type) -> dict[str, Any]:
     """The values without the names that no dataclass has, such as options of another objective."""
     known = options_of(*dataclass_types)
     return {name: value for name, value in values.items() if name in known}
@@ -500,7 +500,7 @@ def _options_brought(brings: Brings, value: str) -> dict[str, Option]:
     return {} if dataclass is None else options_of(dataclass)
 
 
-def command_line(command: str, given: Mapping[str, Any], *instances: object) -> str:
+def command_line(command: str, given: Values, *instances: object) -> str:
     """The command that sets the options in `given` to their values in `instances` of their dataclasses; a secret is shown as
     three asterisks."""
     known: dict[str, Option] = {}

@@ -6,10 +6,9 @@ entry here, the option with the most similar name is suggested, which may mean s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from stepjepa.config.option import options_of
+from stepjepa.config.option import Values, options_of
 from stepjepa.config.parser import (
     Alias,
     Answer,
@@ -425,7 +424,7 @@ def published(*dataclass_types: type) -> dict[str, Alias]:
     return removed | {name: target for name, target in PUBLISHED.items() if applies(target)}
 
 
-def by_our_names(given: Mapping[str, Any], *dataclass_types: type) -> dict[str, Any]:
+def by_our_names(given: Values, *dataclass_types: type) -> dict[str, Any]:
     """Values from Python code by name, with our names in place of other spellings.
 
     Raises:
@@ -447,7 +446,7 @@ def by_our_names(given: Mapping[str, Any], *dataclass_types: type) -> dict[str, 
     return {name: setting.value for name, setting in merged(settings).items()}
 
 
-def checked_options(kind: type[T], given: Mapping[str, Any]) -> T:
+def checked_options(kind: type[T], given: Values) -> T:
     """Make an options dataclass from values by name, and check it before anything heavy is imported.
 
     Raises:

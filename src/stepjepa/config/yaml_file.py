@@ -9,7 +9,7 @@ Studies are read the same way.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from enum import Enum
 from pathlib import Path, PurePath
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from stepjepa.config.option import options_of, public_values
+from stepjepa.config.option import Values, options_of, public_values
 from stepjepa.config.values import Quoted, show
 from stepjepa.errors import ConfigError, said
 from stepjepa.utils.files import AnyPath, write_whole
@@ -189,7 +189,7 @@ def _read(node: yaml.Node, line: int, loader: _Loader, where: Callable[[int], st
     return Node(children, place)
 
 
-def write_yaml(values: Mapping[str, Any], path: AnyPath) -> None:
+def write_yaml(values: Values, path: AnyPath) -> None:
     """Write plain values (None, bool, int, float, str, and lists and dicts of them) under their keys.
 
     The write is atomic.

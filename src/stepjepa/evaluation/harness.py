@@ -129,7 +129,7 @@ def _as_trained(language_model: Any, prompter: Prompter) -> Any:
     return Model
 
 
-def metrics_of(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Record]:
+def metrics_of(results: Mapping[str, Record]) -> dict[str, Record]:
     """The results of tasks and their subtasks, with normal intervals from their standard errors."""
     metrics = {}
     for name, values in results.items():

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import ConfigError, DataError, RowError
@@ -77,7 +76,7 @@ def judgement_of(metric: Metric, reply: Reply, question: Question) -> Judgement:
 
 
 def prediction_of(
-    question: Question, reply: Reply, metrics: Sequence[Metric], likelihood: Mapping[str, Any]
+    question: Question, reply: Reply, metrics: Sequence[Metric], likelihood: Record
 ) -> Prediction:
     """Score a reply.
 
@@ -200,7 +199,7 @@ def earlier_result(record: Record, written: list[Path]) -> EvaluationResult:
     return result
 
 
-def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
+def _generation_lines(generation: Record) -> Iterator[str]:
     refused, stop = generation["refused"], generation["did_not_stop"]
     if refused:
         yield f"refused        {refused} prompts were too long"
@@ -212,7 +211,7 @@ def _generation_lines(generation: Mapping[str, Any]) -> Iterator[str]:
         yield f"drafts         {acceptance_text(drafts)}"
 
 
-def _metric_text(summary: Mapping[str, Any]) -> str:
+def _metric_text(summary: Record) -> str:
     kind, value, n = summary["kind"], summary["value"], summary["n"]
     if kind == "accuracy":
         return f"{_share_text(summary)} ({summary['correct']} of {n})"
@@ -235,5 +234,5 @@ def _metric_text(summary: Mapping[str, Any]) -> str:
     return text
 
 
-def _share_text(share: Mapping[str, Any]) -> str:
+def _share_text(share: Record) -> str:
     return f"{100 * share['value']:.1f} %, 95 % interval {100 * share['low']:.1f} to {100 * share['high']:.1f}"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.config.option import Names, check_fields, option, options_of
+from stepjepa.config.option import Names, Values, check_fields, option, options_of
 from stepjepa.config.parser import build
 from stepjepa.data.columns import CALL, RESULT, TOOL, is_stream
 from stepjepa.data.encode import CheckedChat, RowEncoder, encode_dataset, make_encoder
@@ -200,7 +200,7 @@ def _check_output(file: str | os.PathLike[str], overwrite: bool) -> None:
 # The shown example: that of a row, as training samples it in epoch 0. `check` shares some of these functions.
 
 
-def method_from(options: Mapping[str, Any]) -> JEPAOptions:
+def method_from(options: Values) -> JEPAOptions:
     """Make the method's options from values by name, and check them; raises ConfigError."""
     (method,) = build((JEPAOptions,), options)
     method.check()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import BitsAndBytesConfig
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, Values
 from stepjepa.config.values import did_you_mean
 from stepjepa.data.tokens import answer_end, usable_renderer
 from stepjepa.errors import ConfigError, library, said
@@ -235,7 +235,7 @@ def lora_config(
     )
 
 
-def quantization(settings: Mapping[str, Any]) -> BitsAndBytesConfig | None:
+def quantization(settings: Values) -> BitsAndBytesConfig | None:
     """The quantisation of a run's base by its settings (options by name, or those in ``run.json``); None without one.
 
     Raises:

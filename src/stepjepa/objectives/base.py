@@ -10,11 +10,11 @@ Shapes: P pairs, D width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
-from stepjepa.config.option import Names, Option, Topic, check_fields, options_of
+from stepjepa.config.option import Names, Option, Topic, Values, check_fields, options_of
 from stepjepa.config.values import did_you_mean, given_name, load_named, source_fingerprint
 from stepjepa.data.options import VIEWS, StepsOptions
 from stepjepa.data.types import (
@@ -578,13 +578,13 @@ def idle_options(objective: Objective) -> frozenset[str]:
     return frozenset(options_of(*topics)) - read
 
 
-def trained_pairs(settings: Mapping[str, Any]) -> bool:
+def trained_pairs(settings: Values) -> bool:
     """Whether a run with these recorded settings trained on pairs. It imports none of the user's files."""
     name = settings.get("objective")
     return bool(name and name != OBJECTIVES[0] and settings.get("lbd"))
 
 
-def drafting_objective(settings: Mapping[str, Any]) -> Objective | None:
+def drafting_objective(settings: Values) -> Objective | None:
     """The objective of a run with these recorded settings, with only its own options; None if it drafts nothing."""
     chosen = built_in().get(str(settings.get("objective")))
     if chosen is None or chosen.Options is None or not chosen.drafts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from stepjepa.errors import StepJepaError
 from stepjepa.evaluation.metrics.base import NLL
@@ -48,7 +48,7 @@ def evaluation_names(runs: Sequence[ReportedRun]) -> list[str]:
     return list(dict.fromkeys(name for run in runs for name in run.evaluations))
 
 
-def _accuracy_cells(summary: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+def _accuracy_cells(summary: Record, result: Record) -> list[str]:
     n = summary.get("n")
     interval = Interval(*(summary.get(key) for key in ("value", "low", "high")))
     value = _in_words(interval)

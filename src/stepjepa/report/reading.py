@@ -6,10 +6,9 @@ another form ends the report.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, said
@@ -161,7 +160,7 @@ def _run(label: str, folder: Path, reader: Reader) -> ReportedRun:
     )
 
 
-def data_lines(reports: Mapping[str, Any]) -> list[str]:
+def data_lines(reports: Record) -> list[str]:
     """The lines of the data reports of all splits, as training printed them."""
     lines = []
     for split, record in reports.items():
@@ -194,7 +193,7 @@ def _evaluations(folder: Path, reader: Reader) -> Iterator[tuple[str, StoredEval
         yield name, StoredEvaluation(result, answers, bool(other_model))
 
 
-def _other_model(folder: Path, result: Mapping[str, Any]) -> str:
+def _other_model(folder: Path, result: Record) -> str:
     """The model that a result belongs to; empty if it is the model in `folder`."""
     if (
         (folder / "run.json").is_file()

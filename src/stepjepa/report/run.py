@@ -7,11 +7,11 @@ the page's own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -292,7 +292,7 @@ class Row(NamedTuple):
     differs: bool
 
 
-def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
+def settings_rows(settings: Sequence[Record]) -> list[Row]:
     """A row for each setting with a value, in the order of the options.
 
     The run's folder, which the page names above, is left out. A setting that does not affect a run's numbers is not marked
@@ -311,7 +311,7 @@ def settings_rows(settings: Sequence[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def _versions(record: Mapping[str, Any]) -> Record:
+def _versions(record: Record) -> Record:
     """The versions, machine, date and command of a run."""
     versions = {name: record.get(name) for name in (*_VERSIONS, *_OWN)}
     return versions | record.get("machine", {})

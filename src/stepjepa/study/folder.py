@@ -7,12 +7,10 @@ the last action of its stage.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from stepjepa.config.option import Names, options_of
 from stepjepa.config.parser import carried, known_values
@@ -20,7 +18,7 @@ from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.options import DataOptions
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.spec import SPLITS, Data, Run, Study, StudyOptions, evaluates_on_the_way
+from stepjepa.study.spec import SPLITS, Data, Run, Study, StudyOptions, Values, evaluates_on_the_way
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import (
     LOCK,
@@ -104,7 +102,7 @@ def write_builtin(data: Data, folder: Path) -> None:
         write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
+def write_record(path: Path, record: Values) -> None:
     """Write a record together with the time; a missing folder is created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -145,7 +143,7 @@ class StudyRunFolder:
         """The record of a stage; None if it is not done. Raises DataError if the record is damaged."""
         return read_record(self.record(stage))
 
-    def restore(self, line: Mapping[str, Any]) -> None:
+    def restore(self, line: Values) -> None:
         """Write the records of the stages that a line of results.jsonl contains."""
         trained = {name: line[name] for name in TRAINED if line.get(name) is not None}
         for stage, at in line["at"].items():

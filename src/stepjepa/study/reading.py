@@ -36,6 +36,7 @@ from stepjepa.study.spec import (
     Scoring,
     Study,
     StudyOptions,
+    Values,
     evaluates_on_the_way,
     varied,
 )
@@ -208,7 +209,7 @@ def _check_seeds(values: _BlockValues, where: str) -> None:
         )
 
 
-def _check_validation(data: Data, arms: Sequence[Arm], base: Mapping[str, Any], where: str) -> None:
+def _check_validation(data: Data, arms: Sequence[Arm], base: Values, where: str) -> None:
     """Refuse to tune, or to evaluate during training, without a validation split."""
     if "select" in data.files or data.builtin is not None:
         return
@@ -240,7 +241,7 @@ def _check_name(name: str, where: str) -> None:
 def _arm(
     name: str,
     node: Node,
-    base: Mapping[str, Any],
+    base: Values,
     shared_tune: Node,
     variants: Sequence[str],
     notes: list[str],
@@ -274,9 +275,7 @@ def _arm(
     return Arm(name, settings, cells, pairs, tuple(possible), control)
 
 
-def _cells(
-    lists: Mapping[str, Node], values: Mapping[str, Any], what: str
-) -> tuple[dict[str, Any], ...]:
+def _cells(lists: Mapping[str, Node], values: Values, what: str) -> tuple[dict[str, Any], ...]:
     """All combinations of the values to tune, without options that have no effect on the arm (such as lbd of `regular`)."""
     choices = []
     for key, node in lists.items():
@@ -435,7 +434,7 @@ def read_training(section: Mapping[str, Node]) -> dict[str, Any]:
     return values
 
 
-def config_of(values: Mapping[str, Any], place: str = "") -> JEPAConfig:
+def config_of(values: Values, place: str = "") -> JEPAConfig:
     """The configuration of a run with these options, which are checked one by one and together.
 
     Raises:

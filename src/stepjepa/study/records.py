@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepjepa.config.option import Names, options_of
-from stepjepa.data.sources import RowSource, file_rows
+from stepjepa.data.sources import RowSource, file_rows, reading
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.folder import STATE, TRAINED, StudyRunFolder, read_record
 from stepjepa.study.spec import (
@@ -73,7 +73,7 @@ def study_identity(study: Study) -> Record:
     return json.loads(json.dumps({"code": code_identity(), "blocks": blocks}))
 
 
-def run_identity(run: Run, identity: Mapping[str, Any]) -> str:
+def run_identity(run: Run, identity: Values) -> str:
     """A digest of the data, scoring and settings of a run, which must be the same in its record and in the study."""
     block = identity["blocks"][run.block.name]
     settings = {
@@ -125,13 +125,11 @@ def _data_digest(name: str, split: str) -> str:
     path = Path(name).expanduser()
     if not path.is_file():
         return f"{RowSource(name, split or 'train').fingerprint}:{split}"
-    try:
+    with reading(name):
         return checksum(path)[:16]
-    except OSError as error:
-        raise DataError(f"{name}: cannot be read ({error.strerror or error})") from None
 
 
-def check_same(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+def check_same(folder: Path, before: Values, now: Values) -> None:
     """Refuse to add to results that were made with different code, data or settings. New arms, seeds and blocks are allowed.
 
     Raises:
@@ -201,7 +199,7 @@ class State:
         self.identity: Record | None = record.get("identity")
         self._choices: dict[str, Record] = record.get("choices", {})
 
-    def take_over(self, identity: Mapping[str, Any]) -> None:
+    def take_over(self, identity: Values) -> None:
         """Save the identity of the study, merged with earlier blocks and arms that it no longer contains."""
         blocks = dict(self.identity["blocks"]) if self.identity else {}
         for name, block in identity["blocks"].items():
@@ -214,7 +212,7 @@ class State:
         """The choice that `choose` saved for an arm; None if there is none yet."""
         return self._choices.get(f"{block}/{arm}")
 
-    def choose(self, block: str, arm: str, choice: Mapping[str, Any]) -> None:
+    def choose(self, block: str, arm: str, choice: Values) -> None:
         """Save the cell that the validation split chose. It is on disk before the test split is scored."""
         self._choices[f"{block}/{arm}"] = dict(choice)
         self._save()
@@ -348,7 +346,7 @@ class KeptRuns:
         ConfigError: the file cannot be written, or has a run of the study with other data, scoring or settings.
     """
 
-    def __init__(self, path: Path, study: Study, identity: Mapping[str, Any]):
+    def __init__(self, path: Path, study: Study, identity: Values):
         check_writable(path.parent, f"--{_NAME.records}")
         self.path, self.runs = path, kept_runs(path)
         for run in possible_runs(study):

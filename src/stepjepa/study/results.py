@@ -9,12 +9,11 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from stepjepa.evaluation.statistics import CONFIDENCE, ArmVerdict, share
 from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, Solved, compare_arms
 from stepjepa.study.records import Item, RunRecord, State, record_of
-from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
+from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study, Values
 from stepjepa.utils.files import Record, json_bytes, write_json, write_whole
 from stepjepa.utils.text import scaled, written
 
@@ -57,7 +56,7 @@ class Table:
 Tables = dict[tuple[str, str], Table]
 
 
-def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
+def table_cells(record: Values) -> dict[str, list[str]]:
     """Column title -> one cell per arm, for a table in the form of `Table.record`; empty columns are left out."""
     arms = record["arms"]
     summaries = [arm["summary"] for arm in arms]
@@ -88,7 +87,7 @@ def table_cells(record: Mapping[str, Any]) -> dict[str, list[str]]:
     }
 
 
-def table_title(record: Mapping[str, Any]) -> str:
+def table_title(record: Values) -> str:
     """``gsm8k (higher is better)``, after the name of the block if the study has several."""
     block = f"{record['block']}, " if record.get("block") else ""
     direction = "higher" if record["higher_is_better"] else "lower"
@@ -100,13 +99,13 @@ def p_text(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
-def interval_text(ends: Mapping[str, Any], form: str) -> str:
+def interval_text(ends: Values, form: str) -> str:
     """``[low, high]``, "-" if an end is None."""
     low, high = ends["low"], ends["high"]
     return "-" if low is None or high is None else f"[{low:{form}}, {high:{form}}]"
 
 
-def _difference_cell(comparison: Mapping[str, Any] | None) -> str:
+def _difference_cell(comparison: Values | None) -> str:
     if comparison is None:
         return ""
     result = comparison["result"]
@@ -114,11 +113,11 @@ def _difference_cell(comparison: Mapping[str, Any] | None) -> str:
     return mean if result["low"] is None else f"{mean} {interval_text(result, '+.4g')}"
 
 
-def _solved_cell(solved: Mapping[str, Any]) -> str:
+def _solved_cell(solved: Values) -> str:
     return f"{solved['solved']} of {solved['runs']} {interval_text(solved, '.2f')}"
 
 
-def _verdict_cell(arm: Mapping[str, Any]) -> str:
+def _verdict_cell(arm: Values) -> str:
     return str(ArmVerdict(**arm["verdict"]) if arm["verdict"] else arm["role"])
 
 
@@ -260,7 +259,7 @@ def _choice_lines(block: Block, state: State) -> Iterator[str]:
             )
 
 
-def verdict_lines(table: Mapping[str, Any]) -> Iterator[str]:
+def verdict_lines(table: Values) -> Iterator[str]:
     """The verdict on every arm of a table in the form of `Table.record`, with the differences behind it."""
     yield f"{table_title(table)}, against {table['baseline']}:"
     for arm in table["arms"]:

@@ -12,12 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import Names, check_fields, option
+from stepjepa.config.option import Names, Values, check_fields, option
 from stepjepa.data.tasks import TASKS
 from stepjepa.training.options import RunOptions, TrainerOptions
 from stepjepa.utils.text import counted
 
-Values = Mapping[str, Any]
 Executor = Literal["processes", "slurm", "local", "ray"]
 SAME_FLOP = "same_flop"
 SPLITS = ("train", "select", "test")

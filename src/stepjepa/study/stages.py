@@ -26,7 +26,7 @@ from stepjepa.data.types import LM
 from stepjepa.errors import ConfigError, StepJepaError, library, said
 from stepjepa.objectives.base import JEPA
 from stepjepa.study.folder import StudyRunFolder, read_record, write_record
-from stepjepa.study.spec import Study
+from stepjepa.study.spec import Study, Values
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
 from stepjepa.utils.files import LOCK, Record, locked, no_links
@@ -331,7 +331,7 @@ class Submitit:
         ConfigError: submitit or SLURM is missing, or a parameter cannot be used.
     """
 
-    def __init__(self, cluster: str, folder: Path, parameters: Mapping[str, Any]):
+    def __init__(self, cluster: str, folder: Path, parameters: Values):
         self._submitit = library("submitit", "study")
         self._cluster, self._folder = cluster, folder
         # Seconds between two checks of a job, each of which reads the shared file system.
@@ -404,7 +404,7 @@ class Submitit:
         self._stopped.set()
 
 
-def slurm_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
+def slurm_parameters(given: Values) -> dict[str, Any]:
     """Convert the job parameters in a study's file to submitit's. A job may take a day by default."""
     # slurm_time overrides timeout_min, the only limit that the local executor has.
     parameters: dict[str, Any] = {"timeout_min": _DAY}
@@ -441,7 +441,7 @@ class RayTasks:
         ConfigError: Ray or an option cannot be used.
     """
 
-    def __init__(self, options: Mapping[str, Any]):
+    def __init__(self, options: Values):
         self._ray = connect()
         self._tasks = set[Any]()
         parameters: dict[str, Any] = {"max_retries": RETRIES}

@@ -14,7 +14,7 @@ import platform
 import shlex
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from transformers import (
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import TrainOutput
 
-from stepjepa.config.option import Names, options_of, public_values
+from stepjepa.config.option import Names, Values, options_of, public_values
 from stepjepa.config.yaml_file import representable
 from stepjepa.data.report import DataReport
 from stepjepa.errors import ConfigError, RunError, said, writing
@@ -60,7 +60,7 @@ from stepjepa.training.run_folder import (
     remove_checkpoint,
 )
 from stepjepa.training.setup import ModelSetup, target_fingerprint
-from stepjepa.utils.files import MANIFEST, listed_files, share, write_json, write_manifest
+from stepjepa.utils.files import MANIFEST, Record, listed_files, share, write_json, write_manifest
 from stepjepa.version import __version__
 
 logger = logging.getLogger("stepjepa")
@@ -356,7 +356,7 @@ class CheckpointedTrainer(Trainer):
     @property
     def resume_record(self) -> ResumeRecord:
         """The `ResumeRecord` of this run's checkpoints."""
-        settings: dict[str, Any] = {}
+        settings: Record = {}
         model = self.model
         if self.run_options is not None:
             for name, option in options_of(RunOptions).items():
@@ -378,7 +378,7 @@ class CheckpointedTrainer(Trainer):
         return ResumeRecord(plain_settings(settings), data, self.cut)
 
     @property
-    def run_record(self) -> dict[str, Any]:
+    def run_record(self) -> Record:
         """The content of ``run.json``: versions, settings, seed and data of the run."""
         run, name = self.run_options, str(getattr(self._inner.config, "_name_or_path", ""))
         if run is not None:
@@ -628,7 +628,7 @@ def reaching_hub(failed: str, then: str = "") -> Iterator[None]:
         raise RunError(f"{failed}: {said(error)}{then}") from None
 
 
-def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+def plain_settings(settings: Values) -> Record:
     """Settings after a round trip through JSON, so that they compare equal to recorded ones. Values that JSON cannot hold
     are left out."""
     plain = {}

@@ -26,7 +26,7 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
 from stepjepa.training.trainer import JEPATrainer
-from stepjepa.utils.files import json_bytes, write_whole
+from stepjepa.utils.files import Record, json_bytes, write_whole
 from stepjepa.utils.terminal import Bar, only_results
 from stepjepa.utils.text import text_table, written
 
@@ -73,7 +73,7 @@ class Diagnosis:
         recommended: the recommended command.
     """
 
-    about: dict[str, dict[str, Any]]
+    about: dict[str, Record]
     tried: list[Tried]
     recommended: str
 
@@ -111,7 +111,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     disable_progress_bar()  # shown while a model is loaded
     attention = _NAME.attn_implementation
     kernels = [{}, *({attention: one} for one in ("sdpa", "eager", "flex_attention"))]
-    dtypes: list[dict[str, Any]] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}]
+    dtypes: list[Record] = [{}, {_NAME.bf16: True}, {_NAME.dtype: "bfloat16"}]
     settings = [{**kernel, **dtype} for kernel, dtype in product(kernels, dtypes)] + [
         {"torch_compile": True}
     ]
@@ -122,7 +122,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     with TemporaryDirectory() as folder, Bar() as bar:
         file = Path(folder, "rows.jsonl")
         write_whole(file, (json_bytes(row) + b"\n" for row in rows))
-        common: dict[str, Any] = {
+        common: Record = {
             _NAME.train_file: [str(file)],
             _NAME.model_name: options.model_name,
             _NAME.max_steps: _STEPS,
@@ -150,7 +150,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     return Diagnosis(_about(), tried, _recommended(tried, options))
 
 
-def _larger(given: dict[str, Any], speed: float, common: dict[str, Any]) -> list[Tried]:
+def _larger(given: Record, speed: float, common: Record) -> list[Tried]:
     """Try a setting, whose speed is `speed`, with larger batches until one is hardly faster or fails; a batch that fails is
     tried again with gradient checkpointing."""
     tried = list[Tried]()
@@ -197,7 +197,7 @@ def _best(tried: list[Tried]) -> Tried | None:
     return fastest
 
 
-def _about() -> dict[str, dict[str, Any]]:
+def _about() -> dict[str, Record]:
     packages = ("stepjepa", "torch", "transformers", "accelerate", "peft", "datasets")
     devices = {"cpu": f"{torch.get_num_threads()} threads"}
     for number in range(torch.cuda.device_count()):
@@ -214,7 +214,7 @@ def _about() -> dict[str, dict[str, Any]]:
     }
 
 
-def _tried(given: dict[str, Any], common: dict[str, Any], first: bool) -> Tried:
+def _tried(given: Record, common: Record, first: bool) -> Tried:
     """Try one setting. An error in the model or the data is raised for the first setting; for any other, it is recorded as
     the fault."""
     flags = " ".join(f"--{name} {str(value).lower()}" for name, value in given.items())

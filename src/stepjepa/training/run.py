@@ -32,7 +32,7 @@ from stepjepa.training.metrics import log_line
 from stepjepa.training.options import JEPAOptions, RunOptions, method_line, without_effect
 from stepjepa.training.run_folder import METRICS, RECORD, RunFolder, on_main
 from stepjepa.training.trainer import JEPATrainer, ScoreAnswers
-from stepjepa.utils.files import read_object, write_json
+from stepjepa.utils.files import Record, read_object, write_json
 from stepjepa.utils.terminal import is_main_process, say
 from stepjepa.utils.text import clock, counted
 
@@ -58,7 +58,7 @@ class TrainResult:
     """
 
     output_dir: Path
-    metrics: dict[str, Any]
+    metrics: Record
     text: str
     trainer: JEPATrainer | None = field(default=None, repr=False)
 
@@ -284,7 +284,7 @@ def _write_report(trainer: JEPATrainer, output: Path) -> None:
     write_json(output / "data_report.json", reports)
 
 
-def circumstances(command: str | None, device: torch.device) -> dict[str, Any]:
+def circumstances(command: str | None, device: torch.device) -> Record:
     """When, where and with which command a run was started, without the names of hosts and users.
 
     The environment variable ``STEPJEPA_COMMIT`` names the commit of code that was copied without its repository.
