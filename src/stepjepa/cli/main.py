@@ -15,8 +15,8 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict
-from importlib import import_module
 from operator import attrgetter, methodcaller
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from stepjepa import api
@@ -282,7 +282,6 @@ def main(argv: list[str] | None = None) -> int:
     """Run a command and return the exit status: 0 for success, 1 for a failed run or a system problem, 2 for a user
     mistake, 130 after an interruption, 141 if the reader of standard output has closed it."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    status = 0
     try:
         status = _dispatch(argv)
     except KeyboardInterrupt:
@@ -295,15 +294,13 @@ def main(argv: list[str] | None = None) -> int:
         # A broken pipe elsewhere, such as a data worker's, is a failure.
         if isinstance(error, BrokenPipeError):
             raise
-        return tell(RunError(_reason(error)), _name(argv))
+        reason = error.strerror or str(error) or type(error).__name__
+        if error.filename is not None:
+            reason = f"{os.fsdecode(error.filename)}: {reason}"
+        return tell(RunError(reason), _name(argv))
     # Flush standard output while its errors can still be handled; Python's flush at exit would print a traceback.
     trouble = stdout_trouble()
     return status if status or trouble is None else _cannot_print(trouble, argv)
-
-
-def _reason(error: OSError) -> str:
-    reason = error.strerror or str(error) or type(error).__name__
-    return reason if error.filename is None else f"{os.fsdecode(error.filename)}: {reason}"
 
 
 def _cannot_print(trouble: str, argv: list[str]) -> int:
@@ -357,20 +354,12 @@ def run(name: str, argv: list[str]) -> int:
     if name == "train":
         return _train(argv)
     command = COMMANDS[name]
-    module, _, kind = command.options.partition(":")
-    options = getattr(import_module(f"stepjepa.{module}"), kind)
-    positional = command.positional(Names(options))
-    parser = StrictParser(
-        (options,),
-        command.help,
-        aliases=published(options),
-        positional=positional,
-        first=_first_options(name, options),
-    )
+    options = resolve_name(f"stepjepa.{command.options}")
+    parser = _parser(name, _first_options(name, options), options)
     values = parser.values(argv)
     # --json concerns only printing; the functions in `api` have no such option.
     as_json = values.pop("json", False)
-    if command.required and not all(values.get(option) for option in positional):
+    if command.required and not all(values.get(option) for option in parser.positional):
         raise ConfigError(f"an argument is missing; write: {parser.prog}")
     if name == "evaluate" and "analyze" in values:
         return _compare(options, values, as_json)
@@ -417,15 +406,14 @@ def _result(name: str, options: Any, values: dict[str, Any]) -> Any:
 
 
 def _train(argv: list[str]) -> int:
-    from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
+    from stepjepa.training.options import FIRST, JEPAOptions, RunOptions, TrainerOptions
 
     if {"-h", "--help"} & set(argv) and "--help_all" not in argv:
         # This prints the help and exits, before torch is loaded, which takes seconds.
-        _train_parser(RunOptions, JEPAOptions, TrainerOptions).values(argv)
+        _parser("train", FIRST, RunOptions, JEPAOptions, TrainerOptions).values(argv)
     from stepjepa.training.config import JEPAConfig
 
-    parser = _train_parser(RunOptions, JEPAConfig)
-    options = parser.values(argv)
+    options = _parser("train", FIRST, RunOptions, JEPAConfig).values(argv)
     from transformers.utils.logging import disable_progress_bar
 
     from stepjepa.training.run import leave_process_group
@@ -446,16 +434,15 @@ def _train(argv: list[str]) -> int:
     return 0
 
 
-def _train_parser(*options: type) -> StrictParser:
-    from stepjepa.training.options import FIRST
-
-    command = COMMANDS["train"]
+def _parser(name: str, first: dict[str, tuple[str, ...]], *options: type) -> StrictParser:
+    """The parser of a command with the options of some dataclasses; `first` is what its short help shows."""
+    command = COMMANDS[name]
     return StrictParser(
         options,
         command.help,
         aliases=published(*options),
         positional=command.positional(Names(*options)),
-        first=FIRST,
+        first=first,
     )
 
 

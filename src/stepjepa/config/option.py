@@ -146,13 +146,6 @@ class Option:
         choices = [choice for kind in self.kinds for choice in choices_of(kind) or ()]
         return [choice for choice in choices if isinstance(choice, str)]
 
-    @property
-    def _further(self) -> str:
-        """What is accepted besides the named values, for an error message."""
-        if self.folder:
-            return ", or the folder of a model (./NAME)"
-        return ", or your own file.py:Name" if self.own else ""
-
     def read(self, written: object) -> object:
         """Convert what the user wrote into the field's value; BadValue or ConfigError if it does not fit."""
         # A removed value is answered before the types refuse it.
@@ -168,12 +161,6 @@ class Option:
             gone = replacement(self.name, item)
             if gone:
                 raise ConfigError(f"{self.name}={item} was removed; {gone}")
-
-    def _names(self, value: object, known: Sequence[str]) -> bool:
-        """Whether a value is a known name or, where the option accepts them, a model's folder or the user's own class."""
-        if self.folder and isinstance(value, str) and "/" in value:
-            return True
-        return value in known or (self.own and named_by_file(value))
 
     def fits(self, written: object) -> bool:
         """Whether `read` accepts the value."""
@@ -214,13 +201,18 @@ class Option:
             self._check_number(value, float if float in kinds else int)
 
     def _check_named(self, value: object) -> None:
-        known = self.named
-        if not known or self._names(value, known):
+        known, further = self.named, ""
+        is_folder = self.folder and isinstance(value, str) and "/" in value
+        is_own = self.own and named_by_file(value)
+        if not known or value in known or is_folder or is_own:
             return
+        # What the option accepts besides the named values.
+        if self.folder:
+            further = ", or the folder of a model (./NAME)"
+        elif self.own:
+            further = ", or your own file.py:Name"
         near = did_you_mean(str(value), known, "{}")
-        raise ConfigError(
-            f"{self.name} is {value!r}; known: {', '.join(known)}{self._further}{near}"
-        )
+        raise ConfigError(f"{self.name} is {value!r}; known: {', '.join(known)}{further}{near}")
 
     def _check_number(self, value: Any, kind: type) -> None:
         wanted = (int, float) if kind is float else int

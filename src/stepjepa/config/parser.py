@@ -325,7 +325,7 @@ class StrictParser:
         Adds the options of the user's classes that are named on the command line or else in its YAML file.
         """
         config, flags = self._assigned(argv)
-        nodes = _nodes(config)
+        nodes = {} if config is None else read_tree(config).mapping("options")
         written = {_plain(spelling): words for spelling, words in flags}
         for name in [name for name, option in self.options.items() if option.brings]:
             if name in nodes and name not in written:
@@ -517,11 +517,6 @@ def command_line(command: str, given: Values, *instances: object) -> str:
             *(item if isinstance(item, str) else json.dumps(item) for item in items),
         ]
     return shlex.join(words)
-
-
-def _nodes(config: str | None) -> dict[str, Node]:
-    """The keys of a YAML file; none without a file."""
-    return {} if config is None else read_tree(config).mapping("options")
 
 
 def merged(settings: Iterable[Setting]) -> dict[str, Setting]:

@@ -25,8 +25,7 @@ from stepjepa.evaluation.statistics import (
     paired_counts,
     share,
 )
-from stepjepa.generation.output import json_line
-from stepjepa.utils.files import Record, json_bytes
+from stepjepa.utils.files import Record, json_bytes, json_line
 from stepjepa.utils.text import one_line
 
 _NAME = Names(EvaluateOptions)

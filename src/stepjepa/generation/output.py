@@ -26,6 +26,7 @@ from stepjepa.utils.files import (
     Record,
     digest,
     json_bytes,
+    json_line,
     locked,
     no_links,
     parse_object,
@@ -187,11 +188,6 @@ class Paths(NamedTuple):
     results: tuple[Path, ...]
     record: Path
     partial: Path
-
-
-def json_line(record: object) -> bytes:
-    """One line of JSONL; NaN and infinity become null."""
-    return json_bytes(record) + b"\n"
 
 
 def digest_of(values: Iterable[Any]) -> str:

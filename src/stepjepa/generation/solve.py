@@ -37,11 +37,10 @@ from stepjepa.generation.output import (
     acceptance,
     acceptance_text,
     digest_of,
-    json_line,
     reading_record,
     seed_of,
 )
-from stepjepa.utils.files import Record
+from stepjepa.utils.files import Record, json_line
 from stepjepa.utils.terminal import Bar
 from stepjepa.version import __version__
 

@@ -24,7 +24,6 @@ from stepjepa.inspect.record import FIELDS, KINDS, RowRecord, edges_of, token_la
 from stepjepa.utils.files import AnyPath, write_whole
 from stepjepa.utils.text import escaped
 
-_PARTS = files("stepjepa.inspect") / "page"
 # Joined into one script, in this order.
 _SCRIPTS = ("data.js", "tokens.js", "mask.js", "zoom.js", "forest.js", "pairs.js", "page.js")
 Page = dict[str, Any]
@@ -69,8 +68,8 @@ def page_data(title: str, record: RowRecord, notes: Sequence[str] = ()) -> Page:
 
 def page_html(data: Mapping[str, Any]) -> str:
     """The page, in ASCII, for what `page_data` returns."""
-    style = _colours() + base_style() + _part("page.css")
-    script = "".join(_part(name) for name in _SCRIPTS)
+    style = _colours() + base_style() + page_part("inspect", "page.css")
+    script = "".join(page_part("inspect", name) for name in _SCRIPTS)
     # The data go in last, so that no text in them is replaced as a placeholder.
     parts = {
         "policy": page_policy(style, script),
@@ -78,7 +77,7 @@ def page_html(data: Mapping[str, Any]) -> str:
         "script": script,
         "data": script_json(data),
     }
-    page = _part("page.html")
+    page = page_part("inspect", "page.html")
     for name, text in parts.items():
         page = page.replace("{{" + name + "}}", text, 1)
     return page
@@ -121,11 +120,12 @@ def page_policy(style: str, script: str, images: str = "") -> str:
 
 def base_style() -> str:
     """The CSS of every page: paper and ink in light and dark, and the switch between them."""
-    return _part("base.css")
+    return page_part("inspect", "base.css")
 
 
-def _part(name: str) -> str:
-    return (_PARTS / name).read_text(encoding="ascii")
+def page_part(package: str, name: str) -> str:
+    """A file in the folder ``page`` of a package of this library."""
+    return (files("stepjepa") / package / "page" / name).read_text(encoding="ascii")
 
 
 def _colours() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,7 @@ from stepjepa.config.option import Names, check_fields, option, options_of
 from stepjepa.config.spellings import checked_options
 from stepjepa.errors import ConfigError
 from stepjepa.inspect.figure import series_rules
-from stepjepa.inspect.html import base_style, page_policy, script_json, write_page
+from stepjepa.inspect.html import base_style, page_part, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, last_numbers, logged_collapse
 from stepjepa.report.charts import FRAME, make_charts
 from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
@@ -185,11 +184,12 @@ def report_page(
         ]
         for chart in drawn
     }
-    style, script = base_style() + series_rules() + _part("report.css"), _part("report.js")
+    style = base_style() + series_rules() + page_part("report", "report.css")
+    script = page_part("report", "report.js")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    page = environment.from_string(_part("report.html")).render(
+    page = environment.from_string(page_part("report", "report.html")).render(
         overview=overview,
         study=study,
         runs=runs,
@@ -211,10 +211,6 @@ def report_page(
         data=Markup(script_json({"frame": FRAME, "charts": readouts, "predictions": predictions})),
     )
     return page.encode("ascii", "xmlcharrefreplace").decode("ascii"), answer
-
-
-def _part(name: str) -> str:
-    return (files("stepjepa.report") / "page" / name).read_text(encoding="ascii")
 
 
 def _overview_of_runs(runs: Sequence[ReportedRun]) -> Overview:

@@ -24,7 +24,7 @@ from stepjepa.utils.files import (
     LOCK,
     Record,
     check_writable,
-    json_bytes,
+    json_line,
     read_json,
     remove_tree,
     write_json,
@@ -99,7 +99,7 @@ def write_builtin(data: Data, folder: Path) -> None:
     test = generate_unseen(builtin["test_rows"], seed + HELD_OUT, task, seen)
     for split, rows in zip(SPLITS, (train, select, test), strict=True):
         files[split].parent.mkdir(parents=True, exist_ok=True)
-        write_whole(files[split], (json_bytes(row) + b"\n" for row in rows))
+        write_whole(files[split], map(json_line, rows))
 
 
 def write_record(path: Path, record: Values) -> None:

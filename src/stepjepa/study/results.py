@@ -14,7 +14,7 @@ from stepjepa.evaluation.statistics import CONFIDENCE, ArmVerdict, share
 from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, Solved, compare_arms
 from stepjepa.study.records import Item, RunRecord, State, record_of
 from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study, Values
-from stepjepa.utils.files import Record, json_bytes, write_json, write_whole
+from stepjepa.utils.files import Record, json_line, write_json, write_whole
 from stepjepa.utils.text import scaled, written
 
 # Kind of comparison -> the titles of its column and of the column with its corrected p-value.
@@ -238,8 +238,8 @@ def write_results(
         "missing": [asdict(record) for record in records if record.status != "finished"],
         "notes": [*study.notes, *notes],
     }
-    written_records = (json_bytes(asdict(record)) + b"\n" for record in records)
-    write_whole(study.output_dir / "results.jsonl", written_records)
+    lines_of_records = (json_line(asdict(record)) for record in records)
+    write_whole(study.output_dir / "results.jsonl", lines_of_records)
     write_json(study.output_dir / "table.json", result, indent=1)
     lines = [*result["verdicts"]]
     if missing:

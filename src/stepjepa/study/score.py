@@ -19,7 +19,7 @@ from stepjepa.errors import explaining
 from stepjepa.study.folder import StudyRunFolder, write_record
 from stepjepa.study.spec import Scoring, Values
 from stepjepa.training.options import JEPAOptions
-from stepjepa.utils.files import Record, read_json, write_json, write_whole
+from stepjepa.utils.files import Record, json_line, read_json, write_json, write_whole
 from stepjepa.utils.terminal import print_text
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ GEOMETRY = {
 
 def write_answers(answered: Sequence[EvaluationResult], folder: Path) -> None:
     """Write the answers in the file format of stepjepa evaluate, so that a report can show them."""
-    from stepjepa.generation.output import json_line
-
     metrics: dict[str, Record] = {}
     for result in answered:
         metrics |= result.metrics

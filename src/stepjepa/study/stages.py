@@ -28,7 +28,7 @@ from stepjepa.objectives.base import JEPA
 from stepjepa.study.folder import StudyRunFolder, read_record, write_record
 from stepjepa.study.spec import Study, Values
 from stepjepa.training.options import JEPAOptions, TrainerOptions
-from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_steps
+from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_step
 from stepjepa.utils.files import LOCK, Record, locked, no_links
 from stepjepa.utils.parallel import RETRIES, connect, enter, plain_errors
 from stepjepa.utils.terminal import print_error
@@ -103,7 +103,7 @@ def _score(run: StudyRunFolder, splits: Sequence[str], environment: Mapping[str,
 def _train(run: StudyRunFolder, environment: Mapping[str, str]) -> None:
     training = RunFolder(run.model)
     checkpoint, complete = training.checkpoint, training.finished_steps is not None
-    begun = 0 if complete or checkpoint is None else recorded_steps(checkpoint)[0]
+    begun = 0 if complete or checkpoint is None else recorded_step(checkpoint)
     # A training run that was killed before its first checkpoint left nothing to resume from.
     how = _NAME.resume_from_checkpoint if complete or checkpoint else _NAME.overwrite_output_dir
     (run.model / BROKEN).unlink(missing_ok=True)

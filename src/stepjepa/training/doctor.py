@@ -26,7 +26,7 @@ from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import DoctorOptions, RunOptions
 from stepjepa.training.run import circumstances, make_trainer
 from stepjepa.training.trainer import JEPATrainer
-from stepjepa.utils.files import Record, json_bytes, write_whole
+from stepjepa.utils.files import Record, json_line, write_whole
 from stepjepa.utils.terminal import Bar, only_results
 from stepjepa.utils.text import text_table, written
 
@@ -121,7 +121,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
     tried = list[Tried]()
     with TemporaryDirectory() as folder, Bar() as bar:
         file = Path(folder, "rows.jsonl")
-        write_whole(file, (json_bytes(row) + b"\n" for row in rows))
+        write_whole(file, map(json_line, rows))
         common: Record = {
             _NAME.train_file: [str(file)],
             _NAME.model_name: options.model_name,
@@ -144,7 +144,7 @@ def doctor(options: DoctorOptions) -> Diagnosis:
             bar.step(1)
         best = _best(tried)
         if best is not None and _on_gpu():
-            write_whole(file, (json_bytes(row) + b"\n" for row in islice(cycle(rows), _SIZES[-1])))
+            write_whole(file, map(json_line, islice(cycle(rows), _SIZES[-1])))
             with only_results():
                 tried += _larger(settings[tried.index(best)], best.speed, common)
     return Diagnosis(_about(), tried, _recommended(tried, options))

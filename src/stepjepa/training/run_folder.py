@@ -90,10 +90,6 @@ class ResumeRecord:
     data: dict[str, str] = field(default_factory=dict)
     cut: Cut = Cut()
 
-    def write(self, checkpoint: Path) -> None:
-        """Write the record into a checkpoint."""
-        write_json(checkpoint / RESUME_RECORD, asdict(self))
-
     @classmethod
     def read(cls, checkpoint: Path) -> ResumeRecord:
         """Read the record of a checkpoint."""
@@ -384,10 +380,9 @@ class RunFolder:
         ]
 
 
-def recorded_steps(checkpoint: Path) -> tuple[int, int]:
-    """The step of a checkpoint, and the planned number of steps of its run."""
-    state = read_json(checkpoint / _STATE)
-    return index(state["global_step"]), index(state["max_steps"])
+def recorded_step(checkpoint: Path) -> int:
+    """The step of a checkpoint."""
+    return index(read_json(checkpoint / _STATE)["global_step"])
 
 
 @contextmanager
@@ -463,7 +458,7 @@ def begin_checkpoint(checkpoint: Path, record: ResumeRecord) -> None:
         )
     remove_checkpoint(checkpoint)
     checkpoint.mkdir(parents=True)
-    record.write(checkpoint)
+    write_json(checkpoint / RESUME_RECORD, asdict(record))
 
 
 def remove_checkpoint(checkpoint: Path) -> None:

@@ -137,6 +137,11 @@ def json_bytes(record: object, indent: int | None = None) -> bytes:
     return text.encode(errors="backslashreplace")
 
 
+def json_line(record: object) -> bytes:
+    """One line of JSONL; NaN and infinity become null."""
+    return json_bytes(record) + b"\n"
+
+
 def _finite(value: object) -> object:
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -213,7 +213,8 @@ class MathAnswer(FinalAnswer):
     def score(self, generated: str, row: Row) -> Judgement:
         """1 if the answers are equal."""
         generated = answer_of(generated)
-        gold, answer = self.final_reference(row), final_answer(generated)
+        judgement = super().score(generated, row)
+        gold, answer = judgement.gold, judgement.answer
         # The text that math-verify parses: the whole box; or the end of the text, from which it takes the last formula; or
         # the final answer, put into a box.
         source = last_boxed(generated)
@@ -221,12 +222,8 @@ class MathAnswer(FinalAnswer):
             source = generated[-_LONGEST:]
         elif answer is not None:
             source = _boxed(answer)
-        if gold is None:
-            return Judgement(0.0, None, answer, "the reference has no final answer")
-        if source is None:
-            return Judgement(0.0, gold, None, "no answer found")
-        if answers_match(answer, gold):
-            return Judgement(1.0, gold, answer)
+        if gold is None or source is None or judgement.score == 1.0:
+            return judgement
         if max(len(gold), len(source)) > _LONGEST:
             return Judgement(0.0, gold, answer, f"longer than {_LONGEST} characters")
         try:

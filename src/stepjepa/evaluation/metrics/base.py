@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from stepjepa.config.gone import replacement
@@ -224,8 +224,7 @@ def make_metric(name: str, **options: Any) -> Metric:
 
 def metric_class(name: str) -> type[Metric]:
     """The class of a metric in `METRICS`."""
-    module, _, attribute = METRICS[name].partition(":")
-    return getattr(importlib.import_module(f"stepjepa.evaluation.metrics.{module}"), attribute)
+    return resolve_name(f"stepjepa.evaluation.metrics.{METRICS[name]}")
 
 
 def make_metrics(names: Sequence[str], options: Mapping[str, Any] | None = None) -> list[Metric]:

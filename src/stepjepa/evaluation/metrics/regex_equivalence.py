@@ -197,7 +197,7 @@ class _Reader:
         if token in _GROUPS:
             return self.group()
         if token in _PLACES:
-            return self.space.place(_PLACES[token])
+            return self.space.make("place", _PLACES[token])
         return self.space.one_of(token)
 
     def group(self) -> Expression:
@@ -325,17 +325,13 @@ class Expressions:
         self.derivative = cache(self._derive)
         # The set of all letters, as bits.
         self._all_letters = (1 << len(alphabet.kinds)) - 1
-        self.nothing = self._make("set", 0)
-        self.empty = self._make("join", _ALWAYS)
+        self.nothing = self.make("set", 0)
+        self.empty = self.make("join", _ALWAYS)
         self.all = self.negate(self.nothing)
 
     def one_of(self, token: str) -> Expression:
         """One character of a set."""
-        return self._make("set", 0, mask=self._alphabet.masks[token])
-
-    def place(self, nulls: int) -> Expression:
-        """A position between characters, which matches in the contexts `nulls`."""
-        return self._make("place", nulls)
+        return self.make("set", 0, mask=self._alphabet.masks[token])
 
     def _derive(self, expression: Expression, previous: int, letter: int) -> Expression:
         """The expression of all texts that may follow `letter`, after a character of the kind `previous`."""
@@ -373,7 +369,7 @@ class Expressions:
         if self._steps_left < 0:
             raise TooMuchWork
 
-    def _make(
+    def make(
         self,
         kind: str,
         nulls: int,
@@ -381,6 +377,7 @@ class Expressions:
         mask: int = 0,
         turns: Turns = (1, 1),
     ) -> Expression:
+        """The expression of this kind, with these values; equal ones are one object."""
         self.spend(4 + len(parts))
         return self._expression(kind, nulls, parts, mask, turns)
 
@@ -397,7 +394,7 @@ class Expressions:
                     flat.append(member)
         if len(flat) == 1:
             return flat[0]
-        return self._make(
+        return self.make(
             "join", reduce(and_, (member.nulls for member in flat), _ALWAYS), tuple(flat)
         )
 
@@ -411,7 +408,7 @@ class Expressions:
                 if member.kind != "set":
                     members.add(member)
         if mask:
-            members.add(self._make("set", 0, mask=mask))
+            members.add(self.make("set", 0, mask=mask))
         if not members:
             return self.nothing
         if len(members) == 1:
@@ -419,13 +416,13 @@ class Expressions:
         if self.all in members:
             return self.all
         flat = sorted(members, key=lambda member: member.number)
-        return self._make("any", reduce(or_, (member.nulls for member in flat)), tuple(flat))
+        return self.make("any", reduce(or_, (member.nulls for member in flat)), tuple(flat))
 
     def negate(self, part: Expression) -> Expression:
         """Every text that the part does not match."""
         if part.kind == "not":
             return part.parts[0]
-        return self._make("not", _ALWAYS & ~part.nulls, (part,))
+        return self.make("not", _ALWAYS & ~part.nulls, (part,))
 
     def repeat(self, part: Expression, low: int, high: int | None) -> Expression:
         """The part at least `low` times, and at most `high` times; None for no upper bound."""
@@ -443,7 +440,7 @@ class Expressions:
             if part.turns == (0, None):
                 return part
         nulls = _ALWAYS if low == 0 else part.nulls
-        return self._make("repeat", nulls, (part,), turns=(low, high))
+        return self.make("repeat", nulls, (part,), turns=(low, high))
 
 
 @dataclass(kw_only=True)
