@@ -1,8 +1,8 @@
-"""A run that has ended."""
+"""A run that has ended, and what a kill leaves of one."""
 
 import pytest
 
-from support.runs import CONSTANT, train
+from support.runs import CONSTANT, copy_of, train
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +11,9 @@ def ended(tmp_path_factory):
     out = tmp_path_factory.mktemp("ended") / "out"
     assert train(out, *CONSTANT) == 0
     return out
+
+
+@pytest.fixture
+def killed(ended, tmp_path):
+    """What a kill after checkpoint-4 leaves of it."""
+    return copy_of(ended, tmp_path, killed_after=4)

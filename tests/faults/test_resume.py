@@ -8,11 +8,9 @@ import shutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from stepjepa.errors import ConfigError
 from stepjepa.utils.files import write_manifest
 from support.rows import step_rows, write
 from support.runs import CONSTANT, copy_of, files_of, one_line, result_of, resume, train
-from support.training import trainer_for
 
 # A learning rate that is not 0 at the last step: what is repeated or left out there shows.
 STREAM = ("--streaming", "--shuffle_buffer", 8, "--max_steps", 12, "--save_steps", 5)
@@ -61,11 +59,6 @@ def test_a_checkpoint_that_fits_its_manifest_and_holds_something_else_is_one_lin
 # Other settings and data
 
 
-@pytest.fixture
-def killed(ended, tmp_path):
-    return copy_of(ended, tmp_path, killed_after=4)
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -96,16 +89,3 @@ def test_what_leaves_training_alone_may_change(killed, tmp_path):
     flags += f" --per_device_eval_batch_size 2 --resume_from_checkpoint {killed / 'checkpoint-4'}"
     assert train(tmp_path / "new", *CONSTANT, *flags.split()) == 0
     assert (tmp_path / "new" / "metrics.json").is_file()
-
-
-def test_the_python_interface_is_checked(tmp_path, tokenizer):
-    def trainer(rows=None, **options):
-        saves = {"save_strategy": "steps", "save_steps": 2}
-        return trainer_for(tmp_path, tokenizer, rows or step_rows(16), objective="step_jepa", **saves, **options)
-
-    trainer().train()
-    with pytest.raises(ConfigError, match="learning_rate=0.01, not 0.5"):
-        trainer(learning_rate=0.5).train(resume_from_checkpoint=True)
-    with pytest.raises(ConfigError, match="the training data differs from that"):
-        trainer(step_rows(16, seed=5)).train(resume_from_checkpoint=True)
-    assert trainer(logging_steps=2).train(resume_from_checkpoint=True).global_step == 2

@@ -1,6 +1,7 @@
 """A loss that is not finite, a full disk or too little memory: one line, the last good checkpoint stays, and the run can be
 resumed from it."""
 
+import errno
 import json
 import math
 from contextlib import contextmanager
@@ -141,6 +142,7 @@ OUT_OF_MEMORY = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines"),
     RuntimeError("[enforce fail at alloc_cpu.cpp:121] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"),
     MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory", "model.bin"),
 ]
 
 
