@@ -11,13 +11,10 @@ from safetensors.torch import load_file, save_file
 
 from stepjepa import check
 from stepjepa.cli.main import main
-from stepjepa.data.sources import RowSource
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.evaluation.predictions import read_predictions, record_lines
 from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.modeling.load import load_model, load_tokenizer
-from stepjepa.study.score import score_model
-from stepjepa.study.spec import Scoring
 from support.answers import TEST
 from support.models import tiny_model
 from support.rows import step_rows, write
@@ -113,12 +110,6 @@ def test_a_model_with_nan_or_infinity_is_refused(model, command, models, tmp_pat
     (error,) = [line for line in said.err.splitlines() if ": error: " in line]
     assert tensors[model] in error and " holds NaN or infinity (1 of " in error and len(error) < 500
     assert " %" not in said.out and not list(tmp_path.glob("out*/*.json"))
-
-
-def test_a_study_refuses_it_too(models):
-    folder, _ = models
-    with pytest.raises(ConfigError, match="holds NaN or infinity"):
-        score_model(folder / "broken", RowSource(TEST[:2]), {"gsm8k": {}}, Scoring(max_new_tokens=2), {})
 
 
 def test_a_loss_that_is_no_number_is_written_as_null(tmp_path):

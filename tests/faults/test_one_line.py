@@ -6,7 +6,6 @@ import pytest
 import torch
 import transformers
 
-from stepjepa.config.yaml_file import parse_tree
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, RunError
 from stepjepa.evaluation.score import earlier_result
@@ -69,9 +68,3 @@ def test_a_lack_of_memory_does_not_speak_of_folders(tmp_path, tokenizer, monkeyp
     with pytest.raises(RunError, match="out of memory while the model was loaded") as refused:
         load_model(str(tmp_path), tokenizer)
     assert "save_pretrained" not in str(refused.value)
-
-
-def test_yaml_has_aliases_and_no_endless_lists():
-    assert parse_tree("a: &a [1, 2]\nb: *a", "run.yaml").value == {"a": [1, 2], "b": [1, 2]}
-    with pytest.raises(ConfigError, match="run.yaml: not valid YAML: maximum recursion depth exceeded"):
-        parse_tree("a: " + "[" * 3000 + "]" * 3000, "run.yaml")

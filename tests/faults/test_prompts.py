@@ -8,17 +8,12 @@ from stepjepa.data.answers import final_answer
 from stepjepa.data.blocks import answer_of, opened_in
 from stepjepa.data.chat import check_messages
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError, attempted
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.generation.place import Place
-from stepjepa.inspect.check import read_tokens
-from stepjepa.inspect.statistics import TextReader
 from stepjepa.modeling.card import CARD, Records, write_card
-from stepjepa.training.options import JEPAOptions
-from support.checks import check_format, warned
 from support.encoding import settings_of
 from support.trl_templates import IN_PARTS, template, templates, tokenizer_with
 
@@ -91,7 +86,6 @@ def test_every_template_of_trl_is_asked_as_it_is_trained(name):
 # What the template writes before an answer that its generation prompt does not have, and the other way round.
 KINDS = {
     "qwen2_5": ("", ""),
-    "llama3_1": ("", ""),
     "gptoss": ("<|channel|>final<|message|>", ""),
     "muse_glimmer": (" to=user<|message|>", ""),
     "qwen3": ("<think>\n\n</think>\n\n", ""),
@@ -99,7 +93,6 @@ KINDS = {
     "glm4moe": ("\n<think></think>\n", ""),
     "nemotron_3_nano": ("</think>", "\n"),
     "deepseek_r1_distill": ("", "<think>\n"),
-    "deepseekv3": ("", "<think>\n"),
 }
 
 
@@ -129,7 +122,7 @@ def test_what_the_template_writes_before_an_answer_is_labelled_and_reported(name
         _, _, other = report_of(name, rows, kwargs={"enable_thinking": False})
         assert other.prompts.written == 0 and not other.prompts.warnings()
     # White space alone is not worth a word.
-    assert name not in ("qwen2_5", "llama3_1") or report.prompts.lines() == []
+    assert name != "qwen2_5" or report.prompts.lines() == []
 
 
 def test_prompts_are_what_was_trained_unless_something_else_is_asked_for():
@@ -164,7 +157,7 @@ def test_what_a_run_was_trained_with_is_what_its_model_and_its_card_ask_with(nam
     assert on_card in (tmp_path / CARD).read_text()
 
 
-@pytest.mark.parametrize("name", ["gptoss", "muse_glimmer", "qwen3", "qwen3_5_think", "nemotron_3_nano", "llama3_1"])
+@pytest.mark.parametrize("name", ["gptoss", "muse_glimmer", "qwen3", "qwen3_5_think", "nemotron_3_nano", "qwen2_5"])
 def test_a_response_is_what_comes_after_the_text_that_the_template_writes(name):
     tokenizer = tokenizer_with(template(name))
     prompter = Prompter(tokenizer, prompt_from="template")
@@ -201,17 +194,6 @@ def test_what_a_template_leaves_out_of_an_answer_is_counted():
     assert line.endswith("; --chat_template_kwargs may change this (the template reads preserve_thinking)")
     _, _, report = report_of("qwen3_training", rows)
     assert not report.prompts.left_out and not report.prompts.warnings()
-
-
-def test_check_counts_the_steps_that_the_model_gets():
-    answer = "<think>\nOne.\n\nTwo.\n</think>\n\nThree.\n\nFour.\n\nFive."
-    rows = [{"messages": chat(QUESTION, answer)} for _ in range(12)]
-    method = JEPAOptions(objective="step_jepa", step_splitter="separator", step_pairs="all")
-    reader = TextReader(RowSource(rows), method)
-    tokens = read_tokens(reader, tokenizer_with(template("deepseek_r1_distill")), method, "any")
-    assert reader.texts.step_counts == {3: 12} and reader.texts.pairs_all == tokens.data.pairs == 24
-    assert {"prompt_opened", "prompt_left_out"} <= set(warned(tokens))
-    assert check_format(rows).step_counts == {4: 12}  # without a tokenizer there is no template
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from stepjepa import export
 from stepjepa.cli.main import main
@@ -18,6 +18,7 @@ from stepjepa.modeling.export import check_keeps_predictors, export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras
 from stepjepa.modeling.lora import lora_config
 from support.families import family_model
+from support.models import tiny_model
 from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
 from support.training import trainer_for
@@ -205,7 +206,6 @@ def test_a_vocabulary_of_two_sizes_is_exported_or_refused_before_training(tmp_pa
 # A model trained here stops after its answer under plain transformers, whatever ends a turn in its chat template
 
 
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 ROWS = [{"question": f"Say {word}", "answer": word} for word in ("red", "blue", "green", "pink")]
 
 
@@ -215,8 +215,7 @@ def base(tmp_path_factory):
     folder, tokenizer = tmp_path_factory.mktemp("base"), fresh(byte_bpe_tokenizer("chatml"))
     tokenizer.add_special_tokens({"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"})
     ends = dict.fromkeys(("eos_token_id", "pad_token_id"), tokenizer.eos_token_id)
-    model = AutoModelForCausalLM.from_config(LlamaConfig(vocab_size=len(tokenizer), **SIZES, **ends))
-    model.save_pretrained(folder)
+    tiny_model("llama", vocab_size=len(tokenizer), **ends).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # A published config: sampling values without sampling, which transformers refuses to write once it is changed.
     config = {"eos_token_id": [tokenizer.eos_token_id], "temperature": 0.6, "top_p": 0.9}

@@ -1,12 +1,11 @@
-"""One answer to "what are the steps of this row": what `prepare` wrote is what `check`, `train`, `inspect` and `analyze`
-read, and what they cannot take they say."""
+"""One answer to "what are the steps of this row": what `prepare` wrote is what `check`, `train` and `inspect` read, and what
+they cannot take they say."""
 
 import itertools
 import json
 
 import pytest
 
-from stepjepa.analysis.states import read_pairs
 from stepjepa.cli.main import main
 from stepjepa.data.encode import CheckedChat, encode_dataset
 from stepjepa.data.options import PrepareOptions
@@ -48,14 +47,6 @@ def raw_rows(form: str) -> list:
         else:
             rows.append({"question": question, "answer": f"#### {n + 1}", "deepseek_response": text})
     return rows
-
-
-def train(capsys, file, folder, *words: str) -> tuple[str, dict]:
-    """What training on a file says, and its data report."""
-    common = ["--model_name", "tiny", "--max_steps", "1", "--save_strategy", "no", "--output_dir", str(folder)]
-    assert main(["train", "--train_file", file, "--step_jepa", *common, *words]) == 0
-    said = " ".join("".join(capsys.readouterr()).split())
-    return said, json.loads((folder / "data_report.json").read_text())["train"]
 
 
 def checked(capsys, file, *words: str) -> dict:
@@ -100,9 +91,6 @@ def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_
             texts = [chat.rendered.text[span.start + a : span.start + b] for a, b in chat.steps.spans[0]]
             assert [text.strip() for text in texts] == row["steps"] and "".join(texts) == row["messages"][-1]["content"]
             assert [text.strip() for text in targets(bpe_tokenizer, example)] == row["steps"][1:], case
-        if trained.pairs > 1:
-            pairs = read_pairs(source, bpe_tokenizer, renderer, settings)
-            assert pairs.rows.tolist() == [row for row, steps in enumerate(total) for _ in range(steps - 1)], case
 
 
 def chat(text: str, **more) -> dict:
@@ -115,7 +103,7 @@ ITEMS = "1. Take four.\n2. Halve it."
 TWO_OF_THREE = ["1. Take four.", "It is even.\n\n2. Halve it."]
 
 
-def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_row(tmp_path, capsys):
+def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_row(tmp_path, capsys, bpe_tokenizer):
     good = chat("Well: take four. Halve it.\n\nDone.", steps=["take four.", " Halve\nit. ", ""], total_steps=2)
     not_taken = [["Take four.", "Double it."], 7, [], None]  # the last two hold none
     rows = [good, *(chat(PARAGRAPHS, steps=steps) for steps in not_taken)]
@@ -128,8 +116,9 @@ def test_own_steps_that_are_not_taken_are_counted_with_a_reason_and_the_first_ro
     counts = {name: count for name, (count, _) in warnings.items() if "own_" in name}
     assert counts == {"own_steps_not_found": 1, "own_no_steps": 1}
     assert "line 2: step 2 of 2 is not in the answer after step 1: 'Double it.'" in str(warnings)
-    said, report = train(capsys, file, tmp_path / "run", "--step_pairs", "all")
-    assert report["pairs"] == 2 + 10 * 2
+    _, report = encoded(bpe_tokenizer, file)
+    said = "\n".join(report.lines())
+    assert report.pairs == 2 + 10 * 2
     assert "steps: listed in 2 of 12 rows, else found by --step_splitter separator" in said
     assert "listed steps not used in 1 row: the steps in the row are not in its answer (first: " in said
     # Who names a splitter, or requires the column, gets that.

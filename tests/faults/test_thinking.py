@@ -29,6 +29,7 @@ MARKS = {
 }
 THOUGHTS = "It may be \\boxed{7}, or #### 7.\n\n```\n<answer>7</answer>\n\nThe answer is (B) 7."
 ANSWER = "So it is (A), \\boxed{5}."
+COMPARING = ("gsm8k", "exact", "prefix", "multiple_choice")
 
 
 @pytest.mark.parametrize("marks", MARKS.values(), ids=MARKS)
@@ -51,19 +52,13 @@ def test_what_follows_the_last_closing_mark_is_the_answer_and_an_open_block_has_
         assert answer_of(text) == "" and final_answer(text) is None and ground_truth(text) is None
         with pytest.raises(RowError, match="only a thinking block"):
             response_parts(text, False)
-        for name in ("gsm8k", "exact", "prefix", "multiple_choice"):
+        for name in COMPARING:
             assert make_metric(name).score(text, {"answer": "7", "choices": ["5", "7"]}).score == 0, name
-
-
-@pytest.mark.parametrize("name", ["gsm8k", "exact", "prefix", "multiple_choice"])
-def test_metrics_compare_without_thinking(name):
-    gold = "A" if name == "multiple_choice" else ANSWER
-    with make_metric(name) as metric:
-        for opening, closing in (MARKS["qwen"], MARKS["gemma4"], MARKS["gpt-oss"]):
-            for reference in (gold, opening + "Not 7." + closing + gold):
-                row = {"answer": reference, "choices": ["5", "7"]}
-                assert metric.score(opening + THOUGHTS + closing + ANSWER, row).score == 1
-                assert metric.score(opening + ANSWER, row).score == 0
+    for name in COMPARING if bare == ANSWER else ():
+        gold = "A" if name == "multiple_choice" else ANSWER
+        for reference in (gold, opening + "Not 7." + closing + gold):
+            row = {"answer": reference, "choices": ["5", "7"]}
+            assert make_metric(name).score(opening + THOUGHTS + closing + ANSWER, row).score == 1, name
 
 
 def test_marks_that_a_text_is_about_are_none():
