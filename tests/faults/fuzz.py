@@ -408,15 +408,12 @@ def main_of_fuzz(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=5000)
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
-    parser.add_argument("--keep", help="folder for the files that are damaged; made where it is not there")
     options = parser.parse_args(argv)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
-        home = Path(options.keep or temporary) / "home"
-        if not home.is_dir():
-            home.mkdir(parents=True)
-            with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
-                home_files(home)
+        home = Path(temporary)
+        with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+            home_files(home)
         ends, failures = run_cases(range(options.first, options.first + options.cases), home)
     print("\n\n".join(failures))
     print(f"{sum(ends.values())} cases in {time.monotonic() - begin:.0f} s: ", end="")

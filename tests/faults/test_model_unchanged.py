@@ -41,7 +41,8 @@ def test_the_objects_of_the_caller_are_as_they_were(tmp_path, tokenizer, model):
     args = JEPAConfig(output_dir=str(tmp_path), save_strategy="no", disable_tqdm=True, **options, **STEPS)
 
     def state():
-        return copy.deepcopy((vars(settings), vars(peft), args.to_dict(), own.chat_template, own.get_vocab()))
+        trained = [(name, one.requires_grad) for name, one in model.named_parameters() if "jepa" not in name]
+        return copy.deepcopy((vars(settings), vars(peft), args.to_dict(), own.chat_template, own.get_vocab(), trained))
 
     before = state()
     JEPATrainer(model, args, step_rows(12), None, own, peft).train()
@@ -56,19 +57,6 @@ def test_one_model_in_two_trainers(tmp_path, tokenizer, model):
     second = {"objective": "llm_jepa", "predictors": 3}
     found, expected = (losses(train(one, tokenizer, tmp_path / "second", **second)) for one in (model, loaded))
     assert found == expected and len(found) == 2
-
-
-def test_a_base_model_after_lora(tmp_path, tokenizer, model):
-    """Training an adapter leaves the base as it was, for another adapter and for full training."""
-    untouched, names = copy.deepcopy(model), list(model.state_dict())
-    first = train(model, tokenizer, tmp_path, lora_config(4, dropout=0.0))
-    assert hasattr(first.model, "get_base_model")
-    assert list(model.state_dict()) == names and all(p.requires_grad for p in model.parameters())
-    assert torch.equal(model(IDS).logits, untouched(IDS).logits)
-    assert not torch.equal(first.model.eval()(IDS).logits, model(IDS).logits)
-    assert losses(train(model, tokenizer, tmp_path, lora_config(4, dropout=0.0))) == losses(first)
-    full, expected = (train(one, tokenizer, tmp_path) for one in (model, untouched))
-    assert losses(full) == losses(expected)
 
 
 def check_plain(model, folder, vocabulary):
@@ -106,13 +94,8 @@ def test_a_model_is_a_plain_one_at_any_time(tmp_path, tokenizer, model, options)
     untouched, watch = copy.deepcopy(model), AtAnyTime(tmp_path, len(tokenizer))
     trainer = train(model, tokenizer, tmp_path / "out", callback=watch, **options)
     assert watch.seen == 2 and trainer.model is model
-    weights, watched = copy.deepcopy(model.state_dict()), losses(trainer)
-    trainer.train()
-    check_plain(model, tmp_path / "again", len(tokenizer))
-    assert any(not torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-    model.load_state_dict(weights)  # strict
     plain = train(untouched, tokenizer, tmp_path / "unwatched", **options)
-    assert losses(plain) == watched, "looking at it changes nothing"
+    assert losses(plain) == losses(trainer), "looking at it changes nothing"
 
 
 def test_a_copy_of_a_trained_model_answers_with_its_own_weights(tmp_path, tokenizer, model):

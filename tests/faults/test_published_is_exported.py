@@ -21,7 +21,7 @@ from support.families import family_model
 from support.models import tiny_model
 from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
-from support.training import trainer_for
+from support.training import SAVED, trainer_for
 
 NO_NETWORK = "[Errno -2] Name or service not known"
 KINDS = {
@@ -30,12 +30,6 @@ KINDS = {
     "merged": ["--lora"],
     "adapter": ["--lora", "--merge_lora", "false"],
 }
-
-
-def trainer(folder, tokenizer, peft=None, model=None, **options):
-    """A trainer of two steps with a checkpoint after them."""
-    options = {"predictors": 2, "predictor_head": "linear", "save_strategy": "steps", "save_steps": 2, **options}
-    return trainer_for(folder, tokenizer, step_rows(12), peft=peft, model=model, objective="step_jepa", **options)
 
 
 def contents(folder):
@@ -151,7 +145,8 @@ def test_a_damaged_checkpoint_is_not_exported(tmp_path, pushed, capsys):
 
 def test_what_python_pushes_is_what_save_model_writes(tmp_path, tokenizer, hub):
     """Others may read it."""
-    one = trainer(tmp_path, tokenizer, lora_config(2), merge_lora=True)
+    options = {"objective": "step_jepa", "predictors": 2, "predictor_head": "linear", "merge_lora": True}
+    one = trainer_for(tmp_path, tokenizer, step_rows(12), peft=lora_config(2), **SAVED, **options)
     one.train()
     one.save_model()
     run = tmp_path / "out"

@@ -56,31 +56,24 @@ def test_a_checkpoint_that_fits_its_manifest_and_holds_something_else_is_one_lin
     assert files_of(out / "checkpoint-4") == before
 
 
-# Other settings and data
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
         ("--learning_rate 0.5", "learning_rate=0.01, not 0.5"),
         ("--lbd 0.1", "lbd=0.5, not 0.1"),
         ("--lora", "lora=False, not True"),
+        ("", "the training data differs"),
     ],
 )
-def test_other_settings_are_refused_by_name(killed, flags, words, capsys):
-    before, new = files_of(killed), killed.parent / "new"
-    named = ("--resume_from_checkpoint", killed / "checkpoint-4")
-    for out, more in ((killed, named[:1] + ("true",)), (new, named)):
-        assert train(out, *CONSTANT, *more, *flags.split()) == 2
+def test_other_settings_and_data_are_refused_by_name(killed, tmp_path, flags, words, capsys):
+    if not flags:
+        write(tmp_path / "rows.jsonl", step_rows(20, seed=5))
+    before, new = files_of(killed), tmp_path / "new"
+    for out, checkpoint in ((killed, "true"), (new, killed / "checkpoint-4")):
+        assert train(out, *CONSTANT, "--resume_from_checkpoint", checkpoint, *flags.split()) == 2
         line = one_line(capsys.readouterr().err)
         assert words in line and "--output_dir" in line
     assert files_of(killed) == before and not new.exists()
-
-
-def test_other_data_is_refused(killed, tmp_path, capsys):
-    write(tmp_path / "rows.jsonl", step_rows(20, seed=5))
-    assert train(tmp_path / "new", *CONSTANT, "--resume_from_checkpoint", killed / "checkpoint-4") == 2
-    assert "the training data differs" in one_line(capsys.readouterr().err) and not (tmp_path / "new").exists()
 
 
 def test_what_leaves_training_alone_may_change(killed, tmp_path):

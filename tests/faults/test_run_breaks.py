@@ -45,9 +45,6 @@ def checkpoints_of(out):
     return sorted(path.name for path in out.glob("checkpoint-*"))
 
 
-# A loss that is not finite
-
-
 def test_a_run_that_breaks_keeps_its_last_good_checkpoint(tmp_path, capsys, at_step):
     """One at a checkpoint, one that is not logged, the last step; infinite with finite gradients, too."""
     out, begin = tmp_path / "out", train

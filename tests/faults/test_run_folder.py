@@ -1,20 +1,17 @@
 """A run's folder decides: a complete run stays as it is, damaged checkpoints are passed over, more steps train on, and two
 runs never write to one folder."""
 
-import json
 import shutil
 
 import pytest
 
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.study import stages
-from stepjepa.study.folder import StudyRunFolder, read_record
 from stepjepa.training import checkpoints as saving
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.files import write_manifest
 from support.rows import step_rows, write
-from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, run_here, train
+from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, train
 from support.training import trainer_for
 
 fcntl = pytest.importorskip("fcntl")
@@ -78,29 +75,6 @@ def test_steps_that_cannot_be_trained_are_refused(ended, tmp_path, capsys):
     assert "ended after 6 steps and has no checkpoint left" in line
 
 
-def test_a_study_trains_no_step_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(stages, "run_process", run_here)
-    rows, run = write(tmp_path / "rows.jsonl", step_rows(20)), StudyRunFolder(tmp_path / "run")
-    run.path.mkdir()
-    run.train_config.write_text(
-        f"train_file: {rows}\nmodel_name: tiny\nmax_steps: 4\nsave_steps: 2\nlr_scheduler_type: constant\n"
-        "logging_steps: 1\nper_device_train_batch_size: 4\ndisable_tqdm: true\nobjective: step_jepa\n"
-    )
-    assert stages.carry_out(str(run.path), ["train"], {}) is None
-    expected = result_of(run.model)
-    model = ["model.safetensors", "metrics.json"]
-    # A complete run is left as it is; one that lacks its model trains nothing; one that was killed goes on.
-    for lost, resumed in ([], None), (model, 4), ([*model, "checkpoint-4"], 2):
-        run.record("train").unlink()
-        for name in lost:
-            path = run.model / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        assert stages.carry_out(str(run.path), ["train"], {}) is None
-        record = read_record(run.record("train"))
-        assert (record["steps"], record["resumed_at_step"]) == (4, resumed)
-        assert result_of(run.model) == expected
-
-
 def test_a_model_whose_writing_was_cut_off_is_not_evaluated(ended, tmp_path, capsys):
     out, weights = copy_of(ended, tmp_path), tmp_path / "out" / "model.safetensors"
     words = f"evaluate {out} {tmp_path / 'rows.jsonl'} --metric answer_nll --output_dir {tmp_path / 'scores'}".split()
@@ -142,9 +116,6 @@ def test_evaluations_of_an_earlier_model_are_not_reported_as_this_ones(ended, tm
     assert main(evaluate) == 0 and not reported() and "answer_nll" in (tmp_path / "page.html").read_text()
     assert resume(out, *CONSTANT, "--max_steps", STEPS + 2) == 0 and reported()
     assert main([*evaluate, "--overwrite_output_dir"]) == 0 and not reported()
-
-
-# Checkpoints that are not as they were written
 
 
 def damage(path, how):
@@ -200,18 +171,15 @@ def test_checkpoints_without_an_optimizer_are_refused(tmp_path, capsys):
 
 
 def test_an_old_checkpoint_goes_only_after_the_manifest_of_the_new_one(tmp_path, monkeypatch):
-    class Killed(BaseException):
-        pass
-
     def killed(folder):
         assert (folder / "trainer_state.json").exists()
         if folder.name == "checkpoint-4":
-            raise Killed
+            raise SystemExit
         written(folder)
 
     written = saving.write_manifest
     monkeypatch.setattr(saving, "write_manifest", killed)
-    with pytest.raises(Killed):
+    with pytest.raises(SystemExit):
         train(tmp_path / "out", "--save_total_limit", 1)
     assert (tmp_path / "out" / "checkpoint-2" / "optimizer.pt").exists()
 
@@ -223,10 +191,6 @@ def test_the_best_checkpoint_stays_and_is_the_final_model(tmp_path):
     best += ["--greater_is_better", "true", "--eval_file", out.parent / "rows.jsonl", *CONSTANT]
     assert train(out, *best, "--save_total_limit", 2) == 0
     assert sorted(path.name for path in out.glob("checkpoint-*")) == ["checkpoint-2", "checkpoint-6"]
-    log = [one for one in json.loads((out / "metrics.json").read_text())["log_history"] if "eval_loss" in one]
-    state = json.loads((out / "checkpoint-6" / "trainer_state.json").read_text())
-    assert log[0]["step"] == state["best_global_step"] == 2
-    assert state["best_metric"] == max(one["eval_lm_loss"] for one in log) == log[0]["eval_lm_loss"]
     folders = [out, out / "checkpoint-2", out / "checkpoint-6"]
     final, kept, last = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert final == kept != last

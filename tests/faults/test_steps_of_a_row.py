@@ -32,15 +32,12 @@ STYLES = [
 REGEX = r"^\W*(?:Step|Add|Then)"
 
 
-def answer(number: int, style: str, thoughts: bool = True) -> str:
-    return (THOUGHTS * thoughts + style).format(n=number, m=number + 1)
-
-
 def raw_rows(form: str) -> list:
     """Raw rows of a format of `prepare`, in many styles."""
     rows = []
     for n, style in enumerate(STYLES):
-        question, text = f"What is {n} and one more?", answer(n, style, thoughts=n != 2)
+        question, text = f"What is {n} and one more?", ("" if n == 2 else THOUGHTS) + style
+        text = text.format(n=n, m=n + 1)
         if form == "gsm8k":
             text = text.replace(f"\\boxed{{{n + 1}}}", str(n + 1))
             rows.append({"question": question, "answer": f"{text}\n#### {n + 1}"})

@@ -32,17 +32,12 @@ def test_text_and_lines(capsys):
     assert clean(said.out) and "second line" in said.out.splitlines()
 
 
-def prediction(**values):
-    return {"question": HOSTILE, "generated_response": f"{HOSTILE} no", "correct": False, **values}
-
-
 @pytest.mark.parametrize("flags", [[], ["--json"]])
 def test_predictions_cannot_steer_the_terminal(flags, tmp_path, capsys):
     texts = dict.fromkeys(("ground_truth", "gt_answer", "gen_answer", "note"), HOSTILE)
-    rows = [
-        prediction(**texts, scores={HOSTILE: 0.0, "gsm8k": float("nan")}),
-        prediction(correct=True, scores={HOSTILE: 1.0}),
-    ]
+    wrong = {"question": HOSTILE, "generated_response": f"{HOSTILE} no", **texts}
+    wrong |= {"correct": False, "scores": {HOSTILE: 0.0, "gsm8k": float("nan")}}
+    rows = [wrong, {**wrong, "correct": True, "scores": {HOSTILE: 1.0}}]
     file = write(tmp_path / "\x1b[31mred.jsonl", rows)
     assert main(["evaluate", "--analyze", file, "--show", "3", *flags]) == 0
     out = capsys.readouterr().out

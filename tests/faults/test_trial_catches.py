@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from torch import distributed
 from torch.nn.attention.flex_attention import create_mask
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -20,9 +19,11 @@ from stepjepa.modeling.lora import lora_config
 from stepjepa.modeling.parts import output_head
 from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import JEPAOptions
-from stepjepa.training.setup import make_collator, set_up_model
-from support.families import EXAMPLES, VOCABULARY, examples_with, family_config, family_model, own_losses
+from stepjepa.training.setup import set_up_model
+from support.families import EXAMPLES, VOCABULARY, family_config, family_model, own_losses
 from support.models import tiny_model
+from support.sweep import batches
+from support.training import STEPS
 
 PAIRS = {"objective": "step_jepa", "predictors": 2}
 
@@ -41,13 +42,6 @@ def test_a_wrong_window_is_noticed_however_long_it_is(name, monkeypatch, caplog)
     assert [line.count("forward two_pass, because") for line in caplog.messages] == [1]
     with pytest.raises(ConfigError, match="does not follow the mask; use forward two_pass"):
         chosen(tiny_model(name, "eager", sliding_window=200), forward="packed")
-
-
-@pytest.mark.skipif(transformers.__version__.startswith("5.12."), reason="it has no causal RoFormer")
-def test_branches_are_tried_with_the_predictors_of_the_run():
-    """RoFormer uses token indices in the row instead of position ids, which only shows after a source."""
-    found = [chosen(family_model("roformer"), predictors=count)[1] for count in (0, 2)]
-    assert found == ["packed", "two_pass"]
 
 
 def test_a_small_fault_is_noticed_in_float32(monkeypatch):
@@ -213,27 +207,12 @@ def test_all_processes_choose_the_same(tmp_path):
 # The LM loss is that of the model's own logits, whatever its head, windows and entry points; all families: tests/parity
 
 
-STEPS = {"objective": "step_jepa", "step_pairs": "all"}
-
-
-def ready(model, count=0, examples=None):
-    """The model as training has it, the setup and a batch of the examples."""
-    options = JEPAOptions(predictors=count, **STEPS)
-    model, setup = set_up_model(model, options, 0, "cpu")
-    collator = make_collator(setup, options, 0, model.config.get_text_config()._attn_implementation, "cpu")
-    return model, setup, collator(examples or examples_with(count))
-
-
 # Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
 @pytest.mark.parametrize("family", ["modernbert-decoder", "xlstm"])
-def test_the_loss_is_that_of_the_models_own_head_in_training_and_evaluation(family):
+def test_the_likelihood_is_that_of_the_models_own_head(family):
     model = family_model(family)
-    expected = own_losses(model)
     losses = answer_losses(model, EXAMPLES, VOCABULARY)
-    assert [loss["answer_nll"].total for loss in losses] == pytest.approx(expected, rel=1e-5)
-    model, _, batch = ready(model)
-    with torch.no_grad():
-        assert float(model(batch=batch).lm_loss_sum) == pytest.approx(sum(expected), rel=1e-5)
+    assert [loss["answer_nll"].total for loss in losses] == pytest.approx(own_losses(model), rel=1e-5)
 
 
 def test_a_head_of_its_own_has_its_own_gradient_in_chunks_too(monkeypatch):
@@ -265,8 +244,9 @@ def test_a_model_that_sees_the_last_token_from_before_is_refused(objective, forw
 @pytest.mark.parametrize("family", ["gemma3", "mllama"])
 def test_every_trained_parameter_of_a_multimodal_class_gets_a_gradient(family):
     """DDP waits for the gradient of each trainable parameter; text gives a vision tower none."""
-    model, _, batch = ready(family_model(family).train(), 2)
-    output = model(batch=batch)
+    options = JEPAOptions(predictors=2, **STEPS)
+    model, setup = set_up_model(family_model(family).train(), options, 0, "cpu")
+    output = model(batch=batches(model, setup, options)[0])
     (output.lm_loss_sum + output.source_states.sum() + output.target_states.sum()).backward()
     parameters = dict(model.named_parameters())
     trained = {name for name, one in parameters.items() if one.requires_grad}
@@ -287,5 +267,5 @@ def test_adapters_are_trained_where_text_goes(family, targets):
 
 
 def test_a_mixture_of_experts_is_not_frozen():
-    model, _, _ = ready(tiny_model("mixtral"))
+    model, _ = chosen(tiny_model("mixtral"))
     assert all(parameter.requires_grad for parameter in model.parameters())
