@@ -26,10 +26,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":  # a Hub that does not answer would take a minute for every name
-    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-
 SECONDS, WAITING = 20, 180  # of a case: of this process, so that a busy machine is no fault, and of the clock
 LONGEST = 500  # characters of an error line
 MEMORY = 24 * 2**30  # address space of a child
@@ -423,4 +419,7 @@ def main_of_fuzz(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    # A Hub that does not answer would take a minute for every name.
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.exit(main_of_fuzz())

@@ -78,22 +78,17 @@ def check_plain(model, folder, vocabulary):
     model.train(training)
 
 
-class AtAnyTime(TrainerCallback):
-    def __init__(self, folder, vocabulary):
-        self.folder, self.vocabulary, self.seen = folder, vocabulary, 0
-
-    def on_step_end(self, args, state, control, model=None, **kwargs):
-        self.seen += 1
-        check_plain(model, self.folder / str(self.seen), self.vocabulary)
-
-
 @pytest.mark.parametrize(
     "options", [{"forward": "two_pass", "target_encoder": "ema"}, {"gradient_checkpointing": True}]
 )
 def test_a_model_is_a_plain_one_at_any_time(tmp_path, tokenizer, model, options):
-    untouched, watch = copy.deepcopy(model), AtAnyTime(tmp_path, len(tokenizer))
-    trainer = train(model, tokenizer, tmp_path / "out", callback=watch, **options)
-    assert watch.seen == 2 and trainer.model is model
+    class AtAnyTime(TrainerCallback):
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            check_plain(model, tmp_path / str(state.global_step), len(tokenizer))
+
+    untouched = copy.deepcopy(model)
+    trainer = train(model, tokenizer, tmp_path / "out", callback=AtAnyTime(), **options)
+    assert (tmp_path / "1").is_dir() and (tmp_path / "2").is_dir() and trainer.model is model
     plain = train(untouched, tokenizer, tmp_path / "unwatched", **options)
     assert losses(plain) == losses(trainer), "looking at it changes nothing"
 

@@ -1,7 +1,6 @@
 """What is given as a model and cannot serve as one gets a line of its own: a tokenizer that does not fit, weights that
 broke. Folders that are no model are in tests/cli/test_errors.py."""
 
-import json
 import shutil
 
 import pytest
@@ -12,8 +11,6 @@ from safetensors.torch import load_file, save_file
 from stepjepa import check
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.predictions import read_predictions, record_lines
-from stepjepa.evaluation.score import EvaluationResult
 from stepjepa.modeling.load import load_model, load_tokenizer
 from support.answers import TEST
 from support.models import tiny_model
@@ -21,12 +18,11 @@ from support.rows import step_rows, write
 from support.tokenizers import byte_bpe_tokenizer, fresh
 from support.training import STEPS, trainer_for
 
-# Token ids beyond the model's embedding would be read as predictor tokens, or fail in the middle of training.
-
 
 @pytest.fixture
 def grown(tmp_path):
-    """A tokenizer with one token more than its model, and both as the folder of a model."""
+    """A tokenizer with one token more than its model, and both as the folder of a model. The token's id would be read as that
+    of a predictor token, or fail in the middle of training."""
 
     def grow(token, **changes):
         plain = byte_bpe_tokenizer("chatml")
@@ -68,9 +64,6 @@ def test_a_row_with_such_a_token_is_skipped(grown, tmp_path):
         trainer_for(tmp_path, tokenizer, rows[3:4], model=model, predictors=1, **STEPS)
 
 
-# A model whose training broke is refused by whoever would score it, in one line that names the tensor.
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     """A good model; one with a number in its last layer that is none; an adapter with infinity; the names of the tensors."""
@@ -110,14 +103,3 @@ def test_a_model_with_nan_or_infinity_is_refused(model, command, models, tmp_pat
     (error,) = [line for line in said.err.splitlines() if ": error: " in line]
     assert tensors[model] in error and " holds NaN or infinity (1 of " in error and len(error) < 500
     assert " %" not in said.out and not list(tmp_path.glob("out*/*.json"))
-
-
-def test_a_loss_that_is_no_number_is_written_as_null(tmp_path):
-    metrics = {"answer_nll": {"kind": "loss", "value": float("nan"), "n": 1}}
-    assert "no finite number (1 rows)" in str(EvaluationResult(metrics, {}, {"skipped": {}}))
-    record = {"question": "a", "generated_response": "b", "scores": {"own": float("nan")}, "answer_nll": float("inf")}
-    file = tmp_path / "a.jsonl"
-    file.write_bytes(b"".join(record_lines(file, [record])))
-    assert json.loads(file.read_text(), parse_constant=pytest.fail)["scores"] == {"own": None}
-    (again,) = read_predictions(file)
-    assert again.scores["own"] != again.scores["own"]

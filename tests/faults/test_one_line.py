@@ -42,12 +42,11 @@ def test_damaged_records_of_evaluations_are_one_line(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs the limits of Linux")
-@pytest.mark.parametrize("greedy", ["{{ 'x' * 50000000000 }}", "{{ '%099999999999d' % 3 }}"])
-def test_a_template_that_takes_too_much_memory_is_refused(tokenizer, greedy):
+def test_a_template_that_takes_too_much_memory_is_refused(tokenizer):
     import resource
 
     tokenizer, before = fresh(tokenizer), resource.getrlimit(resource.RLIMIT_AS)
-    tokenizer.chat_template = greedy
+    tokenizer.chat_template = "{{ 'x' * 50000000000 }}"
     with pytest.raises(ConfigError, match="the chat template takes more than 1,024 MiB for 1 messages; fix it"):
         ChatRenderer(tokenizer).apply([{"role": "user", "content": "a"}])
     assert resource.getrlimit(resource.RLIMIT_AS) == before

@@ -67,15 +67,13 @@ def test_code_among_prose_stays_as_it_is():
 
 
 def test_a_comment_at_the_end_of_code_is_no_final_answer():
-    form = RawFormat("columns")
-    code = "def f(x):\n    return x\n\n#### end of f"
+    form, code = RawFormat("columns"), "def f(x):\n    return x\n\n#### end of f"
     for options in (PrepareOptions(), PrepareOptions(step_splitter="lines")):
         row = {"question": "q", "answer": code}
         assert Converter(form, options).steps_of(read_example(row, form, options))[0] == code
-        prose = read_example({"question": "q", "answer": "Add both.\n#### 72"}, form, options)
-        assert prose.final == "72" and read_example({"question": "q", "answer": "So:\n#### Paris"}, form, options).final
-        number = read_example({"question": "q", "answer": "def f(x):\n    return x\n#### 72"}, form, options)
-        assert number.final == "72"  # program-aided answers end like this
+        # Program-aided answers end like the second.
+        for answer in ("Add both.\n#### 72", "def f(x):\n    return x\n#### 72", "So:\n#### Paris"):
+            assert read_example({**row, "answer": answer}, form, options).final == answer.split()[-1]
     assert recognise([{"question": "q", "answer": code}] * 3, PrepareOptions(), "rows").name == "columns"
 
 

@@ -12,7 +12,6 @@ from stepjepa.utils.files import write_manifest
 from support.rows import step_rows, write
 from support.runs import CONSTANT, copy_of, files_of, one_line, result_of, resume, train
 
-# A learning rate that is not 0 at the last step: what is repeated or left out there shows.
 STREAM = ("--streaming", "--shuffle_buffer", 8, "--max_steps", 12, "--save_steps", 5)
 
 

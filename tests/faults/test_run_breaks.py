@@ -66,21 +66,19 @@ def test_a_run_that_breaks_keeps_its_last_good_checkpoint(tmp_path, capsys, at_s
     assert resume(out, "--save_total_limit", 1) == 0
 
 
-def test_weights_that_break_are_not_saved(tmp_path, capsys, monkeypatch):
-    """In the last step, after which no loss is computed."""
-    real, taken = torch.optim.AdamW.step, []
+def test_weights_that_break_are_not_saved(tmp_path, capsys, at_step):
+    """In the last step, after which no loss is computed; where it is logged, its gradient shows it."""
 
-    def step(self, *args, **kwargs):
-        result = real(self, *args, **kwargs)
-        taken.append(self)
-        if len(taken) == 6:
-            self.param_groups[0]["params"][0].data[0] = math.nan
-        return result
+    def breaks(loss):
+        loss.register_hook(lambda gradient: gradient * math.nan)
+        return loss
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
-    assert train(tmp_path / "last", "--save_strategy", "no") == 1
-    assert "step 6: the weights are not finite" in one_line(capsys.readouterr().err)
-    assert not (tmp_path / "last" / "model.safetensors").exists()
+    at_step(6, breaks)
+    for logged, what in ((100, "weights are"), (1, "gradient norm is")):
+        out = tmp_path / f"logged_{logged}"
+        assert train(out, "--save_strategy", "no", "--logging_steps", logged) == 1
+        assert f"step 6: the {what} not finite" in one_line(capsys.readouterr().err)
+        assert not (out / "model.safetensors").exists()
 
 
 def test_a_run_may_continue_and_its_records_say_null(tmp_path, capsys, caplog, at_step):
@@ -104,9 +102,6 @@ def test_weights_that_are_not_finite_are_never_a_checkpoint(tmp_path, caplog, at
     at_step(3, becomes(math.nan))
     assert train(tmp_path / "out", "--terminate_on_nan", "false", "--save_total_limit", 1) == 0
     assert checkpoints_of(tmp_path / "out") == ["checkpoint-2"] and "checkpoint-4 is not written" in caplog.text
-
-
-# A full disk, too little memory
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from stepjepa.training import checkpoints as saving
 from stepjepa.training.run_folder import RunFolder
 from stepjepa.utils.files import write_manifest
 from support.rows import step_rows, write
-from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, result_of, resume, train
+from support.runs import CONSTANT, STEPS, copy_of, files_of, one_line, printed, result_of, resume, train
 from support.training import trainer_for
 
 fcntl = pytest.importorskip("fcntl")
@@ -104,18 +104,13 @@ def test_the_checkpoint_of_another_run_does_not_open_a_folder(ended, tmp_path, c
 
 
 def test_evaluations_of_an_earlier_model_are_not_reported_as_this_ones(ended, tmp_path, capsys):
-    out, test = copy_of(ended, tmp_path), write(tmp_path / "test.jsonl", step_rows(4))
+    out, test, page = copy_of(ended, tmp_path), write(tmp_path / "test.jsonl", step_rows(4)), tmp_path / "page.html"
     evaluate = ["evaluate", "--model_name", str(out), "--test_file", test, "--metric", "answer_nll"]
-
-    def reported():
-        capsys.readouterr()
-        assert main(["report", str(out), "--output_file", str(tmp_path / "page.html"), "--overwrite"]) == 0
-        said = capsys.readouterr()
-        return "evaluation-test: belongs to an earlier model in this folder" in said.out + said.err
-
-    assert main(evaluate) == 0 and not reported() and "answer_nll" in (tmp_path / "page.html").read_text()
-    assert resume(out, *CONSTANT, "--max_steps", STEPS + 2) == 0 and reported()
-    assert main([*evaluate, "--overwrite_output_dir"]) == 0 and not reported()
+    report = ["report", out, "--output_file", page, "--overwrite"]
+    earlier = "evaluation-test: belongs to an earlier model in this folder"
+    assert main(evaluate) == 0 and earlier not in printed(capsys, report) and "answer_nll" in page.read_text()
+    assert resume(out, *CONSTANT, "--max_steps", STEPS + 2) == 0 and earlier in printed(capsys, report)
+    assert main([*evaluate, "--overwrite_output_dir"]) == 0 and earlier not in printed(capsys, report)
 
 
 def damage(path, how):

@@ -1,5 +1,6 @@
 """The start-up trial notices what is wrong with a form, says one line, leaves no trace, and decides alike on all ranks."""
 
+import itertools
 import multiprocessing
 from dataclasses import replace
 
@@ -121,13 +122,10 @@ def test_flex_attention_is_the_choice_on_cuda(name, changes, options, used, on_c
     assert on_cuda(tiny_model(name, **changes), **options) == used
 
 
-@pytest.mark.parametrize(
-    ("device", "asked", "used"),
-    [("cuda", None, masks.FLEX), ("cuda", "sdpa", "sdpa"), ("cpu", None, masks.SEGMENTS), ("cpu", "sdpa", "sdpa")],
-)
-def test_an_attention_that_is_asked_for_is_used(device, asked, used, on_cuda):
-    model = load_model("tiny", load_tokenizer("tiny", ["a"]), attn_implementation=asked)
-    assert set_up_model(model, JEPAOptions(**PAIRS), 0, device)[0].config._attn_implementation == used
+def test_an_attention_that_is_asked_for_is_used(on_cuda):
+    for device, asked, used in (("cuda", "sdpa", "sdpa"), ("cpu", None, masks.SEGMENTS), ("cpu", "sdpa", "sdpa")):
+        model = load_model("tiny", load_tokenizer("tiny", ["a"]), attn_implementation=asked)
+        assert set_up_model(model, JEPAOptions(**PAIRS), 0, device)[0].config._attn_implementation == used
 
 
 def blind(batch):
@@ -204,9 +202,6 @@ def test_all_processes_choose_the_same(tmp_path):
     assert "forward=packed cannot be used for" in refusal
 
 
-# The LM loss is that of the model's own logits, whatever its head, windows and entry points; all families: tests/parity
-
-
 # Families whose logits are no plain product with the output embedding, or not the one that their configuration suggests.
 @pytest.mark.parametrize("family", ["modernbert-decoder", "xlstm"])
 def test_the_likelihood_is_that_of_the_models_own_head(family):
@@ -241,29 +236,26 @@ def test_a_model_that_sees_the_last_token_from_before_is_refused(objective, forw
         chosen(encoder, objective=objective, predictors=0, forward=forward)
 
 
-@pytest.mark.parametrize("family", ["gemma3", "mllama"])
-def test_every_trained_parameter_of_a_multimodal_class_gets_a_gradient(family):
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [
+        ("gemma3", None),
+        ("mllama", None),
+        *itertools.product(("gemma3", "phi4_multimodal"), ("all-linear", ["q_proj", "qkv_proj"])),
+    ],
+)
+def test_what_is_trained_in_a_multimodal_class_is_where_text_goes_and_gets_a_gradient(family, targets):
     """DDP waits for the gradient of each trainable parameter; text gives a vision tower none."""
-    options = JEPAOptions(predictors=2, **STEPS)
-    model, setup = set_up_model(family_model(family).train(), options, 0, "cpu")
+    options, adapter = JEPAOptions(predictors=2, **STEPS), targets and lora_config(2, targets=targets)
+    model, setup = set_up_model(family_model(family).train(), options, 0, "cpu", adapter)
     output = model(batch=batches(model, setup, options)[0])
     (output.lm_loss_sum + output.source_states.sum() + output.target_states.sum()).backward()
     parameters = dict(model.named_parameters())
     trained = {name for name, one in parameters.items() if one.requires_grad}
     assert trained == {name for name, one in parameters.items() if one.grad is not None}
-    assert not any("vision" in name for name in trained)
-    assert sum("language_model" in name or ".layers." in name for name in trained) > 10
-
-
-@pytest.mark.parametrize("family", ["gemma3", "phi4_multimodal"])
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "qkv_proj"]])
-def test_adapters_are_trained_where_text_goes(family, targets):
-    adapter = lora_config(2, targets=targets)
-    model, _ = set_up_model(family_model(family), JEPAOptions(predictors=0, **STEPS), 0, "cpu", adapter)
-    adapted = [name for name, one in model.named_parameters() if "lora_A" in name and one.requires_grad]
-    assert adapted and not any("vision" in name or "image" in name or "audio" in name for name in adapted)
-    if targets == "all-linear":
-        assert len([name for name, _ in model.named_parameters() if "lora_A" in name]) == len(adapted)
+    assert not any(tower in name for name in trained for tower in ("vision", "image", "audio"))
+    assert sum("language_model" in name or ".layers." in name for name in trained) > (0 if targets else 10)
+    assert targets != "all-linear" or all(name in trained for name in parameters if "lora_A" in name)
 
 
 def test_a_mixture_of_experts_is_not_frozen():
