@@ -21,8 +21,8 @@ from support.training import STEPS, trainer_for
 
 @pytest.fixture
 def grown(tmp_path):
-    """A tokenizer with one token more than its model, and both as the folder of a model. The token's id would be read as that
-    of a predictor token, or fail in the middle of training."""
+    """A tokenizer with one token more than its model, whose id would be read as a predictor's or fail in training, and both
+    as the folder of a model."""
 
     def grow(token, **changes):
         plain = byte_bpe_tokenizer("chatml")

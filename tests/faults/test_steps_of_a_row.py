@@ -59,13 +59,11 @@ def method_of(**options) -> JEPAOptions:
     return method
 
 
-SPLIT = ["separator", "lines", "numbered", "sentence", "regex", "auto"]
-
-
 @pytest.mark.parametrize("keep_thinking", [True, False])
 def test_what_prepare_wrote_is_read_in_every_format_and_with_every_splitter(tmp_path, bpe_tokenizer, keep_thinking):
     renderer, method = ChatRenderer(bpe_tokenizer), method_of(predictors=2)
-    for form, splitter in itertools.product(("gsm8k", "teacher"), SPLIT):
+    splitters = ["separator", "lines", "numbered", "sentence", "regex", "auto"]
+    for form, splitter in itertools.product(("gsm8k", "teacher"), splitters):
         case, file = f"{form} {splitter}", tmp_path / f"{form}-{splitter}.jsonl"
         options = {"min_steps": 1, "min_step_length": 1, "keep_thinking": keep_thinking, "step_splitter": splitter}
         if splitter == "regex":
