@@ -1,6 +1,4 @@
-"""Rows as public data sets hold them: what is read, and what is reported as not read."""
-
-from __future__ import annotations
+"""Rows as public data sets hold them, and in other forms: what is read, refused, and reported as not read."""
 
 import json
 from pathlib import Path
@@ -12,11 +10,12 @@ from stepjepa.cli.main import main
 from stepjepa.data.chat import row_to_messages
 from stepjepa.data.columns import left_over
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.options import PrepareOptions
+from stepjepa.data.options import PairColumns, PrepareOptions
 from stepjepa.data.prepare_rows import read_example, recognise
 from stepjepa.data.report import DataReport
 from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
+from stepjepa.errors import RowError
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from support.encoding import settings_of
 from support.rows import lines
@@ -29,6 +28,7 @@ USER, ANSWER, SYSTEM = (
     {"role": role, "content": text} for role, text in (("user", Q), ("assistant", A), ("system", S))
 )
 CHAT = [USER, ANSWER]
+SHARED = [{"from": "human", "value": Q}, {"from": "gpt", "value": A}]
 
 
 # Rows of public data sets by name: the row, its chat, what a warning names.
@@ -53,11 +53,34 @@ def test_prepare_reads_the_same(name):
     assert example.system == (S if chat[0] == SYSTEM else None)
 
 
+def test_contexts_and_mixed_rows():
+    chat = [SYSTEM, *CHAT]
+    assert row_to_messages({"prompt": Q, "response": A}, S) == chat == row_to_messages({"messages": chat}, "Longer.")
+    parts = [{**one, "content": [{"type": "text", "text": one["content"]}]} for one in CHAT]
+    assert row_to_messages({"messages": parts}) == CHAT == row_to_messages({"prompt": CHAT[:1], "completion": CHAT[1:]})
+    mixed = dict.fromkeys(("question", "answer", "conversations", "completion")) | {"prompt": Q, "response": A}
+    assert row_to_messages(mixed) == CHAT
+    # What a table makes of messages of several kinds, and of none of their tools.
+    filled = [{"role": None, "content": None, "tool_calls": None, **one} for one in SHARED]
+    assert row_to_messages({"messages": filled, "images": [], "image": None}) == CHAT
+
+
+def test_nested_columns_and_columns_of_choices():
+    row = {"task": {"text": Q}, "by": {"pupil": {"text": A}}, "by.pupil": {"text": "x"}}
+    assert row_to_messages(row, None, PairColumns("task.text", "by.pupil.text")) == CHAT
+    with pytest.raises(RowError, match=r"no column 'task.txt' \(columns found: task.text, "):
+        row_to_messages(row, None, PairColumns("task.txt", "by.pupil.text"))
+    row, columns = {"ctx": Q, "endings": ["Eleven.", A], "label": "1"}, PairColumns("ctx", "endings", "label")
+    assert row_to_messages(row, None, columns) == CHAT
+    for label in ("2", "-1", "x", [1]):
+        with pytest.raises(RowError) as caught:
+            row_to_messages({**row, "label": label}, None, columns)
+        assert caught.value.reason == "no_such_choice"
+
+
 def encode(rows, **options):
-    tokenizer = byte_bpe_tokenizer()
-    store, report = encode_dataset(
-        rows, tokenizer, ChatRenderer(tokenizer), settings_of(**{"objective": "regular", **options})
-    )
+    tokenizer, settings = byte_bpe_tokenizer(), settings_of(**{"objective": "regular", **options})
+    store, report = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings)
     return [tokenizer, list(store), report]
 
 
@@ -120,6 +143,13 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
 @pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
+        ({"messages": [{**USER, "content": [{"type": "image"}]}, ANSWER]}, "content_not_text", "parts of type 'text'"),
+        ({"image": "cat.png", "conversations": SHARED}, "not_text_alone", "column 'image' belongs to the chat"),
+        ({"conversations": []}, "no_messages", "'conversations' is not a non-empty list"),
+        ({"a": {"b": 1, "c": 2}, "d": 3}, "no_known_columns", "columns found: a.b, a.c, d; expected messages, conv"),
+        ({"messages": ["hello"]}, "no_messages", "message 1 is not an object with 'role' and 'content'"),
+        ({"messages": "[" * 100_000}, "no_messages", "not a non-empty list"),
+        ({"a\n\x1b[2J": 1, "b" * 999: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 306 + " ... " + "b" * 158),
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "unknown_switch", "message 2 (assistant) has weight 0.5; use"),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, "switched_off", "every answer that could be trained"),
         ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "'answers' has no text"),
@@ -156,9 +186,7 @@ def test_drop_longer():
     for strict in (False, True):
         _, examples, report = encode(rows, max_length=100, drop_longer=True, strict_data=strict)
         assert len(examples) == 1 and report.rows_skipped == {"longer_than_max_length": 1}
-        assert any(
-            line.startswith("skipped 1: longer than max_length, left out by drop_longer") for line in report.lines()
-        )
+        assert "skipped 1: longer than max_length, left out by drop_longer" in "\n".join(report.lines())
     assert len(encode([{"text": "a b c " * 200}, {"text": "d e f"}], max_length=100, drop_longer=True)[1]) > 2  # blocks
 
 
@@ -176,11 +204,8 @@ def test_one_warning_for_each_column_with_the_number_of_rows():
     # Two columns that are named are a choice.
     named = stepjepa.check(rows[:3], source_column="question", target_column="answer")
     assert "unread" not in {warning.name for warning in named.warnings}
-
-
-def test_a_long_column_of_plain_text_is_reported():
-    _, _, report = encode([{"text": f"{LONG} {LONG}", "abstract": LONG, "url": "https://a.org/b"}], objective="split")
-    assert report.unread == {"column 'abstract'": 1}
+    _, _, data = encode([{"text": f"{LONG} {LONG}", "abstract": LONG, "url": "https://a.org/b"}], objective="split")
+    assert data.unread == {"column 'abstract'": 1}
 
 
 TOOLS = [{"type": "function", "function": {"name": "legs", "description": "Counts legs", "parameters": None}}]
