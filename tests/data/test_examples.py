@@ -1,16 +1,16 @@
 """Whole data sets: examples, pairs, truncation, strictness, and a report in which every row is counted once."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.steps import StepRules, make_splitter
+from stepjepa.data.steps import make_splitter
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError
 from support.encoding import settings_of, views_of
-from support.tokenizers import byte_bpe_tokenizer, fresh
 
 SPLITTER = make_splitter("separator")
 
@@ -109,37 +109,16 @@ def test_every_row_is_counted_once(bpe_tokenizer):
     assert all("\n" not in line for line in lines)
 
 
-def test_nothing_to_train_on():
-    bare = byte_bpe_tokenizer(template="plain_no_eot")
-    with pytest.raises(DataError, match="the answer is empty, and no token ends its turn"):
-        encode(bare, [chat("")])
-
-
 def test_processes_change_nothing(bpe_tokenizer, monkeypatch):
     monkeypatch.setattr("stepjepa.data.encode.CHUNK_ROWS", 4)
-    rows = [*(chat(f"{i}.\n\nb.") for i in range(10)), {"no": 1}, *map(chat, "xyz")]
-    rows = [{"messages": row} if isinstance(row, list) else row for row in rows]
-    options = settings_of()
-    renderer = ChatRenderer(bpe_tokenizer)
+    rows = [*({"messages": chat(f"{i}.\n\nb.")} for i in range(13)), {"no": 1}]
+    options, renderer = settings_of(), ChatRenderer(bpe_tokenizer)
     one, two = (encode_dataset(iter(rows), bpe_tokenizer, renderer, options, processes=count) for count in (1, 2))
     assert one[1] == two[1] and one[1].rows_kept == 13 and one[1].rows_skipped == {"no_known_columns": 1}
     assert all(np.array_equal(array, vars(two[0])[name]) for name, array in vars(one[0]).items())
 
 
 def test_a_slow_tokenizer_is_refused(bpe_tokenizer):
-    slow = fresh(bpe_tokenizer)
-    renderer = ChatRenderer(slow)
-
-    class Slow:
-        is_fast = False
-
+    slow, renderer = SimpleNamespace(is_fast=False), ChatRenderer(bpe_tokenizer)
     with pytest.raises(ConfigError, match="is slow and gives no character offsets"):
-        encode_dataset([{"messages": chat("a")}], Slow(), renderer, settings_of("regular"))
-
-
-def test_a_steps_column_that_does_not_fit(bpe_tokenizer):
-    good = {"question": "a", "answer": "b c", "steps": ["b", "c"]}
-    rows = [good, *({**good, "steps": steps} for steps in (["c", "b"], None, "b c"))]
-    options = settings_of(rules=StepRules(SPLITTER, "steps", True))
-    _, report = encode_dataset(rows, bpe_tokenizer, ChatRenderer(bpe_tokenizer), options)
-    assert report.rows_kept == 1 and report.rows_skipped == {"steps_not_found": 1, "no_steps": 2}
+        encode_dataset([{"messages": chat("a")}], slow, renderer, settings_of("regular"))

@@ -5,8 +5,6 @@ A file holds answers behind lines ``=== title | style``, with `` crlf`` behind t
 U+2016 stands where a new step begins, U+237D for a non-breaking space.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from pathlib import Path
@@ -66,26 +64,15 @@ PIECES = [
 ]  # fmt: skip
 
 
-def check(splitter, text):
-    """Spans cover the text in order, and none is blank."""
-    spans = splitter.spans(text)
-    if not text.strip():
-        assert spans == [], repr(text)
-        return spans
-    assert spans[0][0] == 0 and spans[-1][1] == len(text), repr(text)
-    assert all(left[1] == right[0] for left, right in zip(spans[:-1], spans[1:], strict=True)), repr(text)
-    assert all(text[start:end].strip() for start, end in spans), repr(text)
-    return spans
-
-
 @pytest.mark.parametrize("name", STYLES)
 def test_any_text_is_covered_in_order(name):
     numbers = random.Random(name)
-    for round_ in range(1500):
-        if round_ % 3:
-            text = "".join(numbers.choices(PIECES, k=numbers.randrange(30)))
-        else:
-            planes = [(0, 0x80), (0, 0x3000), (0x3000, 0xE000), (0xD800, 0x10000), (0x10000, 0x110000)]
-            text = "".join(chr(numbers.randrange(*numbers.choice(planes))) for _ in range(numbers.randrange(40)))
-        spans = check(ALL[name], text)
-        assert ALL[name].spans("".join(text[start:end] for start, end in spans)) == spans
+    for _ in range(1500):
+        text = "".join(numbers.choices(PIECES, k=numbers.randrange(30)))
+        spans = ALL[name].spans(text)
+        if not text.strip():
+            assert spans == [], repr(text)
+            continue
+        assert spans[0][0] == 0 and spans[-1][1] == len(text), repr(text)
+        assert all(left[1] == right[0] for left, right in zip(spans[:-1], spans[1:], strict=True)), repr(text)
+        assert all(text[start:end].strip() for start, end in spans), repr(text)

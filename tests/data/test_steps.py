@@ -31,15 +31,18 @@ def test_blank_lines(steps):
 
 
 @pytest.mark.parametrize(
-    ("separator", "steps"),
+    ("name", "separator", "steps"),
     [
-        ("\n", ["One\n", "Two\n\n", "Three"]),
-        ("\\t", ["One\t\t", "Two"]),
-        ("##", ["One ##\n\n", "Two####", "Three## ##\n", "Four"]),
+        ("separator", "\n", ["One\n", "Two\n\n", "Three"]),
+        ("separator", "\\t", ["One\t\t", "Two"]),
+        ("separator", "##", ["One ##\n\n", "Two####", "Three## ##\n", "Four"]),
+        ("regex", r"^Step \d+", ["Step 1 a\n", "Step 2 b"]),
+        ("regex", r"(?=^\d:)", ["1: a\n", "2: b\n", "3: c"]),
+        ("auto", "<S>", ["1. a<S>", "2. b\n3. c"]),
     ],
 )
-def test_other_separators(separator, steps):
-    assert cut("separator", "".join(steps), separator) == steps
+def test_separators_and_patterns(name, separator, steps):
+    assert cut(name, "".join(steps), separator) == steps
 
 
 UNCUT = [
@@ -55,8 +58,7 @@ UNCUT = [
 @pytest.mark.parametrize("block", UNCUT)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_blocks_are_never_cut(block, end):
-    steps = [f"Before.\n\n{block}\n\n", "Between.\n\n", f"{block}\n\n", "After."]
-    steps[:1] = ["Before.\n\n", f"{block}\n\n"]
+    steps = ["Before.\n\n", f"{block}\n\n", "Between.\n\n", f"{block}\n\n", "After."]
     steps = [step.replace("\n", end) for step in steps]
     assert cut("separator", "".join(steps)) == steps
     alone = block.replace("\n", end)
@@ -91,38 +93,18 @@ def test_numbered(steps):
     assert cut("numbered", "".join(steps)) == steps
 
 
-def test_auto_with_a_separator():
-    assert make_splitter("auto", "<S>").spans("1. a<S>2. b\n3. c") == [(0, 7), (7, 16)]
-    assert make_splitter("auto", "\\n\\n") == make_splitter("auto")
-
-
-def chosen(answers, separator="\n\n"):
-    return choose_splitter(answers, separator)
-
-
 def test_a_data_set_gets_the_style_of_most_answers():
     numbered, lines, blank = "1. a\n\n2. b\n\nSo c.", "a\nb\n#### 5", "a\n\nb"
-    assert chosen([numbered] * 3 + [blank]) == "separator"  # whose blank lines serve every answer
-    assert chosen([numbered.replace("\n\n", "\n")] * 3 + [blank]) == "numbered"
-    assert chosen([numbered] * 3) == chosen(["x"] * 3 + [numbered]) == "separator"  # a tie
-    assert chosen([lines] * 3 + [blank]) == "lines"
-    assert chosen([blank] * 3 + [lines]) == "separator"
-    assert chosen(["First, a.\n\nThen, b."] * 2) == "separator"
-    assert chosen(["a<S>b"] * 2, "<S>") == chosen(["a", "b"]) == chosen([]) == "separator"
+    assert choose_splitter([numbered] * 3 + [blank]) == "separator"  # whose blank lines serve every answer
+    assert choose_splitter([numbered.replace("\n\n", "\n")] * 3 + [blank]) == "numbered"
+    assert choose_splitter([numbered] * 3) == choose_splitter(["x"] * 3 + [numbered]) == "separator"  # a tie
+    assert choose_splitter([lines] * 3 + [blank]) == "lines"
+    assert choose_splitter([blank] * 3 + [lines]) == "separator"
+    assert choose_splitter(["First, a.\n\nThen, b."] * 2) == "separator"
+    assert choose_splitter(["a<S>b"] * 2, "<S>") == choose_splitter(["a", "b"]) == choose_splitter([]) == "separator"
     styles = ["1. a\n   - b\n2. c", "x\n\ny", "a short line\nanother one"]
-    assert chosen(styles * 3 + ["x"]) == "auto"  # several styles are left to each answer
-    assert chosen(styles[:1] * 7 + styles[1:]) == "numbered"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "steps"),
-    [
-        (r"^Step \d+", ["Step 1 a\n", "Step 2 b"]),
-        (r"(?=^\d:)", ["1: a\n", "2: b\n", "3: c"]),
-    ],
-)
-def test_regex(pattern, steps):
-    assert cut("regex", "".join(steps), pattern) == steps
+    assert choose_splitter(styles * 3 + ["x"]) == "auto"  # several styles are left to each answer
+    assert choose_splitter(styles[:1] * 7 + styles[1:]) == "numbered"
 
 
 @pytest.mark.parametrize(
