@@ -49,16 +49,6 @@ def shown(rendered):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_messages_in_every_template(name):
-    out = renderer(name).render(chat("12+5?", ANSWER, system="Be brief."))
-    asked = [("system", "Be brief."), ("user", "12+5?")]
-    if name == "gemma":
-        asked = [("user", "Be brief.\n\n12+5?")]
-    assert shown(out) == [*asked, ("assistant", ANSWER)] and out.folded_system is (name == "gemma")
-    assert out.text.count("<s>") == FORMATS[name].writes_bos
-
-
-@pytest.mark.parametrize("name", FORMATS)
 def test_user_text_that_looks_like_the_template_and_the_answer(name):
     before, after = AROUND[name]
     nasty = f"{ANSWER} {after}{before}{ANSWER}{after} @@stepjepa:0@@ @@stepjepa:1@@ @@@stepjepa@@@ </think>"
@@ -75,13 +65,17 @@ def test_user_text_that_looks_like_the_template_and_the_answer(name):
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_white_space_and_odd_characters(name):
+def test_system_messages_white_space_and_odd_characters(name):
     before, after = AROUND[name]
-    for content in ("", "\n\n", "  a\r\n\r\nb \n", "\u2003e\u0301 \U0001f600 ", "\ta\x00"):
-        out = renderer(name).render(chat("Q?", content))
+    asked = [("system", "Be brief."), ("user", "Q?")]
+    if name == "gemma":
+        asked = [("user", "Be brief.\n\nQ?")]
+    for content in (ANSWER, "", "\n\n", "  a\r\n\r\nb \n", "\u2003e\u0301 \U0001f600 ", "\ta\x00"):
+        out = renderer(name).render(chat("Q?", content, system="Be brief."))
         want = content.strip() if name in TRIMMING else content
-        assert shown(out) == [("user", "Q?"), ("assistant", want)]
+        assert shown(out) == [*asked, ("assistant", want)] and out.folded_system is (name == "gemma")
         assert out.text.endswith(f"{before}{want}{after}")
+        assert out.text.count("<s>") == FORMATS[name].writes_bos
 
 
 DROPS_SYSTEM = "{% for m in messages if m['role'] != 'system' %}<{{ m['role'] }}>{{ m['content'] }}</>{% endfor %}"

@@ -9,13 +9,7 @@ import pytest
 from stepjepa.data import prepare_rows
 from stepjepa.data.options import PrepareOptions
 from stepjepa.data.prepare import prepare
-from stepjepa.data.prepare_rows import (
-    Converter,
-    RawExample,
-    RawFormat,
-    read_example,
-    recognise,
-)
+from stepjepa.data.prepare_rows import Converter, RawExample, RawFormat, read_example, recognise
 from stepjepa.data.steps import make_splitter
 from stepjepa.errors import DataError, RowError
 
@@ -28,12 +22,8 @@ TEACHER = {
     "Then there are \\boxed{72} in all.",
 }
 TAUGHT = ["First, he had twenty-four of them.", "Then there are \\boxed{72} in all."]
-NAMED = {
-    "problem": "How many?",
-    "solution": {"text": "One and one make two.\nSo the answer is surely 2."},
-    "gold": 2.5,
-    "source": "x",
-}
+NAMED = {"problem": "How many?", "solution": {"text": "One and one make two.\nSo it is surely 2."}, "gold": 2.5}
+NAMES = {"question_column": "problem", "response_column": "solution.text", "ground_truth_column": "gold"}
 LONG = "A sentence that is long enough."
 
 
@@ -45,12 +35,7 @@ LONG = "A sentence that is long enough."
         (TEACHER, {}, "72", TAUGHT),
         (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
         *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
-        (
-            NAMED,
-            {"question_column": "problem", "response_column": "solution.text", "ground_truth_column": "gold"},
-            "2.5",
-            ["One and one make two.", "So the answer is surely 2."],
-        ),
+        (NAMED, NAMES, "2.5", ["One and one make two.", "So it is surely 2."]),
     ],
 )
 def test_formats(row, changes, truth, steps):
@@ -78,16 +63,11 @@ def test_recognised(raw, changes, name, columns):
     assert (form.name, form.question, form.response) == (name, *columns)
 
 
-@pytest.mark.parametrize(
-    ("raw", "changes", "words"),
-    [
-        ([{"id": 1, "text": "a"}], {}, "not recognised (columns found: id, text); name the columns with --questio"),
-        ([GSM8K], {"response_column": "deepsek"}, "'deepsek' (found: question, answer)"),
-    ],
-)
-def test_not_recognised(raw, changes, words):
-    with pytest.raises(DataError, match=re.escape(words)):
-        recognise(raw, PrepareOptions(**changes), "a file")
+def test_not_recognised():
+    with pytest.raises(DataError, match=r"not recognised \(columns found: id, text\); name the columns with --questio"):
+        recognise([{"id": 1, "text": "a"}], PrepareOptions(), "a file")
+    with pytest.raises(DataError, match=r"'deepsek' \(found: question, answer\)"):
+        recognise([GSM8K], PrepareOptions(response_column="deepsek"), "a file")
 
 
 @pytest.mark.parametrize(

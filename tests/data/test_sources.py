@@ -41,27 +41,33 @@ def error_of(source, split="train"):
 def test_jsonl(tmp_path, suffix):
     for content in (f"{LINE}\n{LINE}\n", f"\n  \n{LINE}\r\n\r\n{LINE}\r\n \t\n", f"\ufeff\n{LINE}\n{LINE}"):
         assert chats_of(write(tmp_path / f"a.{suffix}", content)) == [MESSAGES, MESSAGES]
-
-
-def test_line_ends_inside_a_string_do_not_end_a_row(tmp_path):
-    text = "a\u2028b\u2029c\x85d\x0be"
-    row = {"question": text, "answer": text}
-    file = write(tmp_path / "a.jsonl", json.dumps(row, ensure_ascii=False) + "\n")
-    assert chats_of(file)[0][1]["content"] == text
+    # What ends a line inside of a string does not end a row.
+    row = {"question": "a\u2028b\u2029c\x85d\x0be", "answer": "17"}
+    assert rows_of(write(tmp_path / f"a.{suffix}", json.dumps(row, ensure_ascii=False) + "\n")) == [row]
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "what"),
+    ("suffix", "content", "line", "what"),
     [
-        (f"{LINE}\n\n{{broken\n", 3, "broken JSON"),
-        (f"{LINE}\n{LINE}\n".encode() + b'{"question": "caf\xc3', 3, "not UTF-8 text (unexpected end of data)"),
-        (json.dumps({"messages": MESSAGES}, indent=1), 1, "one JSON object per line is expected"),
-        (f"{LINE}\n".encode() * 500 + b'{"question": "\xe9", "answer": ""}\n' + f"{LINE}\n".encode(), 501, "not UTF-8"),
-        ('{"a": ' * 100_000, 1, "broken JSON (nested too deeply)"),
+        ("jsonl", f"{LINE}\n\n{{broken\n", 3, "broken JSON"),
+        (
+            "jsonl",
+            f"{LINE}\n{LINE}\n".encode() + b'{"question": "caf\xc3',
+            3,
+            "not UTF-8 text (unexpected end of data)",
+        ),
+        ("jsonl", json.dumps({"messages": MESSAGES}, indent=1), 1, "one JSON object per line is expected"),
+        ("jsonl", f"{LINE}\n".encode() * 500 + b'{"question": "\xe9"}\n' + f"{LINE}\n".encode(), 501, "not UTF-8"),
+        ("jsonl", '{"a": ' * 100_000, 1, "broken JSON (nested too deeply)"),
+        ("csv", b"question,answer\na,b\n\xe9,b\n", 3, "not UTF-8 text"),
+        ("csv", "question,answer\na,b\nc\n", 3, "the row does not have one field for each of 2 columns"),
+        ("csv", "question,question\na,b\n", 2, "for each of 2 columns with different names"),
+        ("csv", 'question,answer\na,"b\nc', 3, "broken CSV (unexpected end of data); a closing quote may be missing"),
+        ("csv", 'question,answer\na,"b"c\n', 2, "broken CSV"),
     ],
 )
-def test_broken_files_name_the_line(tmp_path, content, line, what):
-    file = write(tmp_path / "a.jsonl", content)
+def test_broken_files_name_the_line(tmp_path, suffix, content, line, what):
+    file = write(tmp_path / f"a.{suffix}", content)
     message = error_of(file)
     assert message.startswith(f"{file} line {line}: ") and what in message
 
@@ -71,10 +77,8 @@ def test_a_name_that_is_no_file_and_no_data_set(tmp_path, monkeypatch):
     write(tmp_path / "my_train_set", "")
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: [][1])
     message = error_of("my_train_sets")
-    assert message == (
-        "my_train_sets: neither a file here nor a data set that could be loaded (list index out of range); "
-        "did you mean my_train_set?"
-    )
+    assert message.startswith("my_train_sets: neither a file here nor a data set that could be loaded (list index out")
+    assert message.endswith("did you mean my_train_set?")
 
 
 @pytest.mark.parametrize(
@@ -92,10 +96,7 @@ def test_other_things_that_are_no_data(tmp_path):
     (tmp_path / "empty").mkdir()
     assert error_of(tmp_path / "empty").startswith(f"{tmp_path}/empty: cannot be read (The directory at ")
     assert "data of type int cannot be read" in error_of(7)
-    assert "no split 'train' (found: messages); name one of them, or give a list of rows" in error_of(
-        {"messages": [MESSAGES]}
-    )
-    assert "cannot be read" in error_of(write(tmp_path / "a.parquet", "no parquet"))
+    assert "no split 'train' (found: messages); name one of them, or give a list" in error_of({"messages": [MESSAGES]})
 
 
 def test_a_home_folder_and_a_name_that_no_file_can_have(tmp_path, monkeypatch):
@@ -105,72 +106,39 @@ def test_a_home_folder_and_a_name_that_no_file_can_have(tmp_path, monkeypatch):
     assert error_of("a" * 5000 + ".jsonl").endswith(f"{'a' * 200}: cannot be read (File name too long)")
 
 
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
+def test_data_sets_parquet_and_folders(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
-    return tmp_path
-
-
-def test_data_sets_in_memory():
-    data = datasets.Dataset.from_list([{"messages": MESSAGES, "id": 1}] * 2)
-    assert chats_of(data) == [MESSAGES, MESSAGES]
-    both = datasets.DatasetDict(train=data, test=data.select([0]))
-    assert len(chats_of(both)) == 2 and len(chats_of(both, "test")) == 1
-    assert chats_of(data.to_iterable_dataset()) == [MESSAGES, MESSAGES]
-
-
-def test_parquet_and_folders(cache):
     data = datasets.Dataset.from_list([{"messages": MESSAGES}] * 3)
-    data.to_parquet(cache / "a.parquet")
-    assert chats_of(cache / "a.parquet") == [MESSAGES] * 3
-    data.save_to_disk(cache / "one")
-    assert chats_of(cache / "one") == [MESSAGES] * 3
-    datasets.DatasetDict(train=data, test=data.select([0])).save_to_disk(cache / "two")
-    assert chats_of(cache / "two", "test") == [MESSAGES]
-    assert "no split 'dev' (found: train, test)" in error_of(cache / "two", "dev")
-    whole = (cache / "a.parquet").read_bytes()
+    data.to_parquet(tmp_path / "a.parquet")
+    assert chats_of(tmp_path / "a.parquet") == [MESSAGES] * 3
+    data.save_to_disk(tmp_path / "one")
+    assert chats_of(tmp_path / "one") == [MESSAGES] * 3
+    both = datasets.DatasetDict(train=data, test=data.select([0]))
+    both.save_to_disk(tmp_path / "two")
+    for source in (both, tmp_path / "two"):
+        assert len(chats_of(source)) == 3 and chats_of(source, "test") == [MESSAGES]
+    assert "no split 'dev' (found: train, test)" in error_of(tmp_path / "two", "dev")
+    whole = (tmp_path / "a.parquet").read_bytes()
     for content in (b"", whole[:-20], whole[len(whole) // 2 :], b"PAR1" + bytes(40)):
-        message = error_of(write(cache / "b.parquet", content))
-        assert message.startswith(f"{cache}/b.parquet: cannot be read (")
+        message = error_of(write(tmp_path / "b.parquet", content))
+        assert message.startswith(f"{tmp_path}/b.parquet: cannot be read (")
 
 
-def test_csv(cache):
+def test_csv(tmp_path):
     text = '\ufeffquestion,answer,id\r\n12+5?,17,1\r\n"a, ""b""\nc",NA,2\r\n"",,3\r\n'
-    assert chats_of(write(cache / "a.csv", text)) == [
+    assert chats_of(write(tmp_path / "a.csv", text)) == [
         MESSAGES,
         [{"role": "user", "content": 'a, "b"\nc'}, {"role": "assistant", "content": "NA"}],
         [{"role": "user", "content": ""}, {"role": "assistant", "content": ""}],
     ]
-    assert list(RowSource(write(cache / "empty.csv", ""))) == []
+    assert list(RowSource(write(tmp_path / "empty.csv", ""))) == []
     cell = json.dumps(MESSAGES).replace('"', '""')
-    assert chats_of(write(cache / "b.csv", f'messages\n"{cell}"\n')) == [MESSAGES]
-    rows = RowSource(write(cache / "c.csv", "\n\nquestion,answer\na,b\n\n , \n"))
+    assert chats_of(write(tmp_path / "b.csv", f'messages\n"{cell}"\n')) == [MESSAGES]
+    rows = RowSource(write(tmp_path / "c.csv", "\n\nquestion,answer\na,b\n\n , \n"))
     assert [(rows.place(number), row) for number, row in rows] == [
-        (f"{cache}/c.csv line 4", {"question": "a", "answer": "b"}),
-        (f"{cache}/c.csv line 6", {"question": " ", "answer": " "}),
+        (f"{tmp_path}/c.csv line 4", {"question": "a", "answer": "b"}),
+        (f"{tmp_path}/c.csv line 6", {"question": " ", "answer": " "}),
     ]
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "what"),
-    [
-        (b"question,answer\na,b\n\xe9,b\n", 3, "not UTF-8 text"),
-        ("question,answer\na,b\nc\n", 3, "the row does not have one field for each of 2 columns"),
-        ("question,question\na,b\n", 2, "for each of 2 columns with different names"),
-        ('question,answer\na,"b\nc', 3, "broken CSV (unexpected end of data); a closing quote may be missing"),
-        ('question,answer\na,"b"c\n', 2, "broken CSV"),
-    ],
-)
-def test_broken_csv_names_the_line(tmp_path, content, line, what):
-    file = write(tmp_path / "a.csv", content)
-    message = error_of(file)
-    assert message.startswith(f"{file} line {line}: ") and what in message
-
-
-def test_a_broken_header_ends_the_reading(tmp_path):
-    file = write(tmp_path / "a.csv", '"a"b,c\n1,2\n3,4\n')
-    with pytest.raises(DataError, match="line 1: broken CSV"):
-        list(RowSource(file).rows(strict=False))
 
 
 # Parts of files, and damaged ones
@@ -237,3 +205,6 @@ def test_csv_goes_on_behind_a_broken_row(tmp_path):
         (8, "broken_csv"),
         (9, {"a": "10", "b": "z" * 200_000}),
     ]
+    file.write_text('"a"b,c\n1,2\n3,4\n')
+    with pytest.raises(DataError, match="line 1: broken CSV"):  # without a header no row can be read
+        list(RowSource(file).rows(strict=False))

@@ -26,14 +26,7 @@ def test_one_row_typed_out():
     question = "Tom starts with 4 bricks. He gives 2 to Ruth. He then has 3 times as many. "
     question += "What is the number of bricks now?"
     answer = "Giving away 2 leaves 4 - 2 = 2.\n\nHaving 3 times as many makes 2 * 3 = 6.\n\nThe answer is \\boxed{6}."
-    contents = {"user": question, "assistant": answer}
-    assert row == {
-        "messages": [{"role": role, "content": content} for role, content in contents.items()],
-        "question": question,
-        "ground_truth": "6",
-        "total_steps": 3,
-        "task": "arithmetic",
-    }
+    assert (row["question"], solution(row), row["ground_truth"]) == (question, answer, "6")
 
 
 def test_every_arithmetic_row_is_right():

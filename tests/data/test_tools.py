@@ -31,15 +31,15 @@ from support.tool_rows import (
     tool_tokenizer,
     user,
 )
-from support.trl_templates import template, templates, tokenizer_with
+from support.trl_templates import template, tokenizer_with
 
 READ = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo"}}}
 OSLO = {"name": "weather", "arguments": '{"city": "Oslo"}'}
 
 
 def encoded(name, messages, objective="regular", more=None, **options):
-    """A row's one example, its tokenizer and the report."""
-    tokenizer = tool_tokenizer(name)
+    """A row's one example, its tokenizer and the report, for a template or its name."""
+    tokenizer = tokenizer_with(name) if "{" in name else tool_tokenizer(name)
     settings = settings_of(objective, **{"max_length": 8192, **options})
     (example,), report = encode_dataset([row(messages, **more or {})], tokenizer, ChatRenderer(tokenizer), settings)
     return example, tokenizer, report
@@ -180,42 +180,27 @@ def test_a_row_that_ends_in_a_call():
         example, tokenizer, report = encoded(name, ONE[:2], "llm_jepa")
         (label,) = texts(tokenizer, example, example.labels)
         assert label == LABELS[name][0] and not example.pairs
-        assert (
-            report.examples_without_pairs == {"no_answer_in_text": 1} and report.end_token == label[label.rindex("<") :]
-        )
+        assert report.examples_without_pairs == {"no_answer_in_text": 1}
+        assert report.end_token == label[label.rindex("<") :]
     # Where the template ends no turn, an EOS does.
     example, tokenizer, _ = encoded("glm4moe", ONE[:2])
     assert texts(tokenizer, example, example.labels) == [f"{LABELS['glm4moe'][0]}{tokenizer.eos_token}"]
 
 
-# Their marks are not what the model writes after the generation prompt.
-OTHER_MARKS = ("diffusion_gemma_training", "deepseek_r1_distill_training")
-TRAINING = [name for name in templates() if name.endswith("_training") and "tool_calls" in templates()[name]]
-GEMMA = ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5")
-# One of every family; the others differ from these in their words.
-QUICK = {f"{name}_training" for name in "qwen2_5 qwen3 gptoss glm4moe nemotron_3_nano deepseekv3 lfm2_v2".split()}
+# One of every family that marks what the model writes.
+FAMILIES = "qwen2_5 qwen3 qwen3_5_think gptoss glm4moe muse_glimmer nemotron_3_nano deepseekv3 lfm2_v2".split()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.long)
-        for name in TRAINING
-        if name not in OTHER_MARKS
-    ]
-    or [pytest.param("any", marks=pytest.mark.skip("needs TRL's templates"))],
-)
-def test_labels_are_those_of_generation_marks(name):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_labels_are_those_of_generation_marks(family):
     """All tokens that a template marks are labelled, but for what the generation prompt has and for line breaks after the
     end of turn; nothing else is."""
-    tokenizer = tokenizer_with(template(name))
+    tokenizer, settings = tokenizer_with(template(f"{family}_training")), settings_of("regular", max_length=8192)
     compared = 0
     for messages in CHATS.values():
         renderer = ChatRenderer(tokenizer, {"tools": TOOLS})
         try:
-            (example,), _ = encode_dataset(
-                [row(messages)], tokenizer, ChatRenderer(tokenizer), settings_of("regular", max_length=8192)
-            )
+            (example,), _ = encode_dataset([row(messages)], tokenizer, ChatRenderer(tokenizer), settings)
         except DataError as error:
             assert "template refused" in str(error)
             continue
@@ -265,20 +250,19 @@ def test_views_are_of_the_question_and_the_answer_after_the_last_result(name):
 
 
 @pytest.mark.parametrize(
-    ("text", "messages", "words"),
+    ("name", "messages", "words"),
     [
         (CHATML, ONE, "does not write tool call 1 of message 2; give one that does with --chat_template"),
         ("gemma", ONE, "the chat template refuses this chat: Conversation roles must alternate"),
         ("llama3_1", CHATS["in parallel"], "This model only supports single tool-calls at once!"),
         ("gptoss", CHATS["in parallel"], "the chat template does not write tool call 2 of message 2"),
-        *[(name, CHATS["text and call"], "its text after the results of its calls; leave") for name in GEMMA],
+        ("gemma4", CHATS["text and call"], "its text after the results of its calls; leave"),
         ("gptoss", [ONE[0], *ONE[2:]], "there was no previous assistant message with a tool call"),
     ],
 )
-def test_templates_that_do_not_know_tools_refuse_the_row(text, messages, words):
-    tokenizer = tokenizer_with(text if "{" in text else template(text))
+def test_templates_that_do_not_know_tools_refuse_the_row(name, messages, words):
     with pytest.raises(DataError) as caught:
-        encode_dataset([row(messages)], tokenizer, ChatRenderer(tokenizer), settings_of("regular", max_length=8192))
+        encoded(name, messages)
     assert "template refused" in str(caught.value) and words in str(caught.value)
 
 
