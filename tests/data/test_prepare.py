@@ -251,18 +251,15 @@ def test_names_that_cannot_be_written(source, tmp_path):
     (tmp_path / "out.valid.jsonl").mkdir()
     with pytest.raises(ConfigError, match="is a folder"):
         prepare(options(tmp_path, source))
-    raw = write(tmp_path / "raw.jsonl", [gsm8k(1)])
+    with pytest.raises(ConfigError, match="the name must end in .jsonl"):
+        run(tmp_path, [gsm8k(1)], "out.parquet")
+    raw = tmp_path / "raw.jsonl"
     (tmp_path / "link.jsonl").symlink_to(raw)
     for name in ("raw.jsonl", "link.jsonl"):
         with pytest.raises(ConfigError, match="is the input file"):
-            prepare(PrepareOptions(str(raw), output_file=str(tmp_path / name), overwrite=True))
+            run(tmp_path, [gsm8k(1)], name)
     assert lines(raw) == [gsm8k(1)]
     (tmp_path / "far").mkdir()
     (tmp_path / "out.jsonl").symlink_to(tmp_path / "far" / "real.jsonl")
-    prepare(PrepareOptions(str(source), output_file=str(tmp_path / "out.jsonl")))  # a link stays one
+    run(tmp_path, [gsm8k(1)])  # a link stays one
     assert (tmp_path / "out.jsonl").is_symlink() and (tmp_path / "far" / "real.jsonl").stat().st_size
-
-
-def test_a_file_of_another_kind_is_not_written():
-    with pytest.raises(ConfigError, match="the name must end in .jsonl"):
-        prepare(PrepareOptions(output_file="out.parquet"), [gsm8k(1)])

@@ -1,7 +1,5 @@
 """Drafts change how many passes an answer takes, and nothing else: the same token ids as plain greedy decoding."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 

@@ -1,10 +1,7 @@
 """``stepjepa generate`` against a server in a thread that answers by a test's script; what it refuses at once."""
 
-from __future__ import annotations
-
 import itertools
 import json
-import os
 import re
 import signal
 import subprocess
@@ -172,22 +169,31 @@ def test_request_fields(server, data, tmp_path, monkeypatch):
     assert "max_tokens" not in first and "seed" not in first and first["max_completion_tokens"] == 9
 
 
-def test_cut_off_responses_broken_text_and_a_refused_question(server, data, tmp_path, capsys):
-    refusal = (400, {}, b"content filter")
-    cut = lambda body: completion(f"\ud83d \u2028 {number_in(body) + 1}", "length")  # noqa: E731
-    server.script = lambda body, count: refusal if number_in(body) == 1 else cut(body)
+def test_cut_off_responses_broken_text_and_refused_questions(server, data, tmp_path, capsys):
+    """A request that exceeds a rate limit by itself is not tried again."""
+    too_large = "Request too large for big on tokens per min (TPM): Limit 30000, Requested 30601."
+    refusals = {
+        1: (400, {}, b"content filter"),
+        2: (429, {}, {"error": {"message": too_large, "code": "rate_limit_exceeded"}}),
+    }
+
+    def script(body, count):
+        number = number_in(body)
+        return refusals[number] if number in refusals else completion(f"\ud83d \u2028 {number + 1}", "length")
+
+    server.script = script
     flags = ["--attempts", "2", "--concurrency", "1", "--max_examples", "3"]
     assert main(words(server, data, tmp_path / "out.jsonl", *flags)) == 0
     summary = capsys.readouterr().out
-    assert (
-        "unsolved: 2, last attempt: cut off at max_new_tokens\n  unsolved: 1, last attempt: request refused" in summary
-    )
+    assert "unsolved: 1, last attempt: cut off at max_new_tokens" in summary
+    assert "unsolved: 2, last attempt: request refused" in summary
     assert (tmp_path / "out.jsonl").read_bytes() == b""
-    refused = lines(tmp_path / "out.unsolved.jsonl")[1]
-    assert refused["refused"] == "answers 400 (content filter)" and refused["attempt"] == 2
+    _, filtered, large = lines(tmp_path / "out.unsolved.jsonl")
+    assert filtered["refused"] == "answers 400 (content filter)" and filtered["attempt"] == 2
+    assert too_large in large["refused"] and len(server.asked(2)) == 2
     assert main(words(server, data, tmp_path / "kept.jsonl", *flags, "--accept_truncated")) == 0
-    rows = lines(tmp_path / "kept.jsonl")
-    assert rows[0]["response"] == "\ufffd \u2028 1" and len(rows) == 2
+    (kept,) = lines(tmp_path / "kept.jsonl")
+    assert kept["response"] == "\ufffd \u2028 1"
 
 
 def test_what_may_pass_is_tried_again(server, data, tmp_path, monkeypatch):
@@ -229,16 +235,6 @@ def test_a_rate_limit_refuses_no_question_while_others_are_answered(server, data
     assert main(words(server, data, out, "--concurrency", "2")) == 0
     assert [row["attempt"] for row in lines(out)] == [1] * QUESTIONS
     assert len(server.asked(1)) > endpoint.MAX_RETRIES + 1
-
-
-def test_a_request_that_exceeds_the_rate_limit_by_itself_is_refused_at_once(server, data, tmp_path):
-    message = "Request too large for big on tokens per min (TPM): Limit 30000, Requested 30601."
-    too_large = (429, {}, {"error": {"message": message, "code": "rate_limit_exceeded"}})
-    server.script = lambda body, count: too_large if number_in(body) == 1 else solution(body)
-    out = tmp_path / "out.jsonl"
-    assert main(words(server, data, out, "--attempts", "1")) == 0
-    assert len(lines(out)) == QUESTIONS - 1 and len(server.asked(1)) == 1
-    assert message in lines(tmp_path / "out.unsolved.jsonl")[0]["refused"]
 
 
 @pytest.mark.parametrize(
@@ -283,44 +279,29 @@ def by_seed(body, count):
     return solution(body, wrong=body["seed"] % 3 > 0)
 
 
-def test_killed_and_resumed_equals_uninterrupted(server, data, tmp_path, capsys):
-    """Ended by SIGTERM, then in a process of its own so that nothing can be tidied up, then completed."""
+@pytest.mark.parametrize(("end", "status"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_killed_and_resumed_equals_uninterrupted(server, data, tmp_path, end, status):
+    """After five replies, with three more questions asked."""
     flags = ["--attempts", "4", "--concurrency", "3"]
     server.script = by_seed
     assert main(words(server, data, tmp_path / "whole.jsonl", *flags)) == 0
-    total, go_on = len(server.bodies), threading.Event()
+    total, number, go_on = len(server.bodies), itertools.count(1), threading.Event()
     out, log = tmp_path / "out.jsonl", tmp_path / "out.partial"
     again = words(server, data, out, *flags)
-
-    def only(answered):
-        server.bodies.clear()
-        number = itertools.count(1)
-        return lambda body, count: by_seed(body, count) if next(number) <= answered or go_on.wait(60) else None
-
-    def end_with(replies, waiting, end):
+    server.bodies.clear()
+    server.script = lambda body, count: by_seed(body, count) if next(number) <= 5 or go_on.wait(60) else None
+    with subprocess.Popen([sys.executable, "-m", "stepjepa", *again], stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 60
-        while not (log.exists() and len(stored(log)) == replies and len(server.bodies) == waiting):
+        while not (log.exists() and len(stored(log)) == 5 and len(server.bodies) == 8):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        end()
-
-    server.script = only(3)
-    terminate = threading.Thread(target=end_with, args=(3, 6, lambda: os.kill(os.getpid(), signal.SIGTERM)))
-    terminate.start()
-    assert main(again) == 143
-    terminate.join()
-    assert "completed work is kept; the same command resumes from there" in capsys.readouterr().err
-    first = stored(log)
-    server.script = only(8)
-    with subprocess.Popen([sys.executable, "-m", "stepjepa", *again], stderr=subprocess.PIPE) as process:
-        end_with(11, 9, process.kill)
-        _, err = process.communicate(timeout=60)
+        process.send_signal(end)
+        _, said = process.communicate(timeout=60)
     go_on.set()
-    assert process.returncode == -9 and b"Traceback" not in err
-    kept, seeds = stored(log), {body["seed"] for body in server.bodies}
-    assert first < kept and len(kept) < total and not out.exists()
-    assert not any(seed_of(42, *one) in seeds for one in first), "asked twice"
-
+    assert process.returncode == status and "Traceback" not in said
+    assert ("completed work is kept; the same command resumes from there" in said) is (end == signal.SIGTERM)
+    kept = stored(log)
+    assert len(kept) == 5 and not out.exists()
     server.script = by_seed
     server.bodies.clear()
     assert main(again) == 0
@@ -333,32 +314,26 @@ def test_killed_and_resumed_equals_uninterrupted(server, data, tmp_path, capsys)
     assert not whole.exists() or whole.read_bytes() == mine.read_bytes()
 
 
-ROW = json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}) + "\n"
-NOWHERE = "http://127.0.0.1:9/v1"
-
-
 @pytest.mark.parametrize(
-    ("text", "flags", "said"),
+    ("flags", "said"),
     [
-        (ROW, "--prompt_template Solve", "it must contain {question}"),
-        (ROW, "--output_file out.json", "must end in .jsonl"),
-        (ROW, "--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
-        (ROW, "--base_url none", "needs --base_url"),
-        (ROW, "--base_url localhost:8000", "takes only an address"),
-        (ROW, "--base_url http://host:port/v1", "takes only an address"),
-        (ROW, "--base_url http://host:0/v1", "takes only an address"),
-        (ROW, "--base_url http://host:99999/v1", "takes only an address"),
-        (ROW, "--base_url http://me:pw@host/v1", "pass a key with --api_key_env"),
-        (ROW, "--api_key_env BROKEN_KEY", "no variable of that name has a key"),
-        (ROW, "--api_key_env sk-proj-abc", "no variable of that name has a key"),
+        ("--prompt_template Solve", "it must contain {question}"),
+        ("--output_file out.json", "must end in .jsonl"),
+        ("--output_file /proc/nowhere/out.jsonl", "/proc/nowhere/out.partial: cannot be written"),
+        ("--base_url none", "needs --base_url"),
+        ("--base_url localhost:8000", "takes only an address"),
+        ("--base_url http://host:0/v1", "takes only an address"),
+        ("--base_url http://host:99999/v1", "takes only an address"),
+        ("--base_url http://me:pw@host/v1", "pass a key with --api_key_env"),
+        ("--api_key_env BROKEN_KEY", "no variable of that name has a key"),
+        ("--api_key_env sk-proj-abc", "no variable of that name has a key"),
     ],
 )
-def test_one_clear_line(text, flags, said, tmp_path, capsys, monkeypatch):
+def test_one_clear_line(data, flags, said, tmp_path, capsys, monkeypatch):
     """Exit status 2, nothing written, nobody asked, a key in place of a name not repeated."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("BROKEN_KEY", "sk-proj\nabc")
-    (tmp_path / "data.jsonl").write_text(text)
-    fixed = f"data.jsonl --backend openai --base_url {NOWHERE} --model_name big --output_file out.jsonl"
+    fixed = "data.jsonl --backend openai --base_url http://127.0.0.1:9/v1 --model_name big --output_file out.jsonl"
     assert main(["generate", *fixed.split(), *flags.split()]) == 2
     captured = capsys.readouterr()
     assert said in captured.err and captured.out == "" and "sk-proj" not in captured.err
@@ -366,9 +341,9 @@ def test_one_clear_line(text, flags, said, tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.glob("out*"))
 
 
-@pytest.mark.parametrize("fields", [{"reasoning_content": " First. "}, {"reasoning": "First."}])
-def test_thoughts_in_a_field_of_their_own(server, data, tmp_path, fields):
+def test_thoughts_in_a_field_of_their_own(server, data, tmp_path):
     def reply(body, count):
+        fields = {"reasoning_content": " First. "} if number_in(body) % 2 else {"reasoning": "First."}
         answer = solution(body)
         answer["choices"][0]["message"].update({"reasoning": "", **fields})
         return answer

@@ -1,7 +1,5 @@
 """Generators that run here, with tiny random models: every prompt gets in a batch what it gets alone; stops and seeds."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

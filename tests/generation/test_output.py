@@ -1,9 +1,7 @@
 """The files of work that can be killed: what a kill leaves, what is refused, what is replaced."""
 
-from __future__ import annotations
-
 import json
-import os
+from contextlib import contextmanager
 
 import pytest
 
@@ -14,11 +12,6 @@ IDENTITY = {"max_new_tokens": 8, "kwargs": {"a": [1]}, "model": "m", "data": "d"
 BATCHES = [{"replies": [["a\u2028b", 1]]}, {"replies": [["c", 2], ["d", 3]]}]
 
 
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
 def output(folder, identity=IDENTITY, **more):
     paths = Paths(
         (folder / "predictions.jsonl", folder / "answer_nll.jsonl"), folder / "metrics.json", folder / "partial"
@@ -26,29 +19,27 @@ def output(folder, identity=IDENTITY, **more):
     return Output(paths, identity, **more)
 
 
+@contextmanager
 def opened(one):
-    """The batches that are stored, and the context in which more can be."""
+    """The batches that are stored; more can be in the context."""
     batches = []
-    return batches, one.opened(lambda line: batches.append(line["replies"]))
+    with one.opened(lambda line: batches.append(line["replies"])):
+        yield batches
 
 
-def stored(folder, **more):
+def stored(folder):
     """Work that was killed after two batches."""
-    one = output(folder, **more)
-    with opened(one)[1]:
+    one = output(folder)
+    with opened(one):
         for batch in BATCHES:
             one.append(batch)
     return one
 
 
 def finished(folder):
-    with opened(one := stored(folder))[1]:
-        one.finish({one.paths.results[0]: [json_line({"index": 0})]}, result())
+    with opened(one := stored(folder)):
+        one.finish({one.paths.results[0]: [json_line({"index": 0})]}, {"identity": IDENTITY, "metrics": {}})
     return one
-
-
-def result(**more):
-    return {"identity": IDENTITY, "metrics": {}, **more}
 
 
 def test_every_position_at_which_it_can_be_cut(tmp_path):
@@ -57,8 +48,7 @@ def test_every_position_at_which_it_can_be_cut(tmp_path):
     for cut in range(len(complete)):
         (tmp_path / "partial").write_bytes(complete[:cut])
         again = output(tmp_path)
-        batches, context = opened(again)
-        with context:
+        with opened(again) as batches:
             found = max(sum(end <= cut for end in ends) - 1, 0)
             assert len(batches) == found
             again.append(BATCHES[0])
@@ -71,12 +61,11 @@ def test_what_a_crash_leaves_at_the_end(tmp_path, tail):
     partial = stored(tmp_path).paths.partial
     whole = partial.read_bytes()
     partial.write_bytes(whole + tail)
-    batches, context = opened(output(tmp_path))
-    with context:
+    with opened(output(tmp_path)) as batches:
         assert len(batches) == 2 and partial.read_bytes() == whole
     lines = whole.splitlines(keepends=True)
     partial.write_bytes(before := b"".join([lines[0], b'{"answers": 3}\n', *lines[2:]]))
-    with pytest.raises(DataError, match="line 2: broken"), opened(output(tmp_path))[1]:
+    with pytest.raises(DataError, match="line 2: broken"), opened(output(tmp_path)):
         pass
     assert partial.read_bytes() == before
 
@@ -99,13 +88,12 @@ def test_overwriting(tmp_path):
     one = finished(tmp_path)
     old, other = one.paths.results[0].read_bytes(), {**IDENTITY, "max_new_tokens": 9}
     first = output(tmp_path, other, overwrite=True)
-    with opened(first)[1]:
+    with opened(first):
         assert one.paths.results[0].read_bytes() == old and one.paths.record.exists()
         first.append(BATCHES[0])
     assert [path.name for path in tmp_path.iterdir()] == ["partial"]
     for identity, overwrite, kept in ((other, False, 1), (other, True, 1), (IDENTITY, True, 0)):
-        batches, context = opened(output(tmp_path, identity, overwrite=overwrite))
-        with context:
+        with opened(output(tmp_path, identity, overwrite=overwrite)) as batches:
             assert len(batches) == kept
 
 
@@ -114,7 +102,7 @@ def test_files_of_others(tmp_path, name):
     """Not even overwriting replaces the metrics of a training run, and the input."""
     for content in ("something\n", "[1]\n"):
         (tmp_path / name).write_text(content)
-        with pytest.raises((ConfigError, DataError)), opened(output(tmp_path))[1]:
+        with pytest.raises((ConfigError, DataError)), opened(output(tmp_path)):
             pass
         assert (tmp_path / name).read_text() == content
     (tmp_path / "metrics.json").write_text('{"metrics": {}, "log_history": []}')
@@ -126,10 +114,10 @@ def test_files_of_others(tmp_path, name):
 
 
 def test_two_processes_and_nothing_done(tmp_path):
-    with opened(output(tmp_path))[1]:
+    with opened(output(tmp_path)):
         pass
     assert not list(tmp_path.iterdir()), "nothing is left"
     pytest.importorskip("fcntl")
     first, second = output(tmp_path), output(tmp_path)
-    with opened(first)[1], pytest.raises(ConfigError, match="another process is writing it"), opened(second)[1]:
+    with opened(first), pytest.raises(ConfigError, match="another process is writing it"), opened(second):
         pass

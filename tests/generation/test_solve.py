@@ -1,14 +1,12 @@
 """Which rows become questions; what a run of `stepjepa generate` leaves behind, and how it resumes. The generator is a
 function of row and seed."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
 
-from stepjepa.errors import ConfigError, DataError, StepJepaError
-from stepjepa.generation import output, solve
+from stepjepa.errors import ConfigError, DataError
+from stepjepa.generation import solve
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.output import Reply, mended, seed_of
 from stepjepa.generation.solve import read_problems
@@ -19,29 +17,20 @@ COUNT = 12
 
 
 class Pupil:
-    """Right every third time. Answers in groups of `size` that do not depend on what is done, and breaks after `groups`."""
+    """Right every third time, in groups of five that do not depend on what is done; a silent one must not be asked."""
 
-    def __init__(self, groups=None, size=5):
-        self.groups, self.size, self.asked = groups, size, []
+    def __init__(self, silent=False):
+        self.silent = silent
 
     def answer(self, requests, done):
-        for begin in range(0, len(requests), self.size):
-            group = [request for request in requests[begin : begin + self.size] if request.row not in done]
-            if not group:
-                continue
-            if self.groups is not None and self.groups == 0:
-                raise StepJepaError("broke off")
-            self.groups = None if self.groups is None else self.groups - 1
-            self.asked += [(request.row, request.seed) for request in group]
-            yield [
-                Reply(one.row, f"\\boxed{{{one.row % COUNT + 1 + (one.seed % 3 > 0)}}}\u2028\u00e9", True, 3, 4)
-                for one in group
-            ]
-
-
-@pytest.fixture(autouse=True)
-def no_waiting_for_the_disk(monkeypatch):
-    monkeypatch.setattr(output.os, "fsync", lambda descriptor: None)
+        for begin in range(0, len(requests), 5):
+            group = [request for request in requests[begin : begin + 5] if request.row not in done]
+            if group:
+                assert not self.silent
+                yield [
+                    Reply(one.row, f"\\boxed{{{one.row % COUNT + 1 + (one.seed % 3 > 0)}}}\u2028\u00e9", True, 3, 4)
+                    for one in group
+                ]
 
 
 @pytest.fixture
@@ -57,8 +46,8 @@ def options(tmp_path):
 
 @pytest.fixture
 def run(monkeypatch):
-    def generate(options, pupil=None):
-        monkeypatch.setattr(solve, "load_generator", lambda options, say: (pupil or Pupil(), "a pupil"))
+    def generate(options, silent=False):
+        monkeypatch.setattr(solve, "load_generator", lambda options, say: (Pupil(silent), "a pupil"))
         return solve.generate(options)
 
     return generate
@@ -80,7 +69,7 @@ def test_a_full_disk(call, fails_at, options, run, tmp_path, monkeypatch):
         patched.setattr(os, call, breaking)
         with pytest.raises(DataError, match="No space left on device.* is kept"):
             run(options())
-    run(options(), Pupil(0) if call == "replace" else None)  # nothing is asked again
+    run(options(), silent=call == "replace")  # nothing is asked again
     for name in ("", ".unsolved"):
         assert (tmp_path / f"out{name}.jsonl").read_bytes() == (tmp_path / f"whole{name}.jsonl").read_bytes()
     assert not list(tmp_path.glob("*partial")) and not list(tmp_path.glob(".*"))
@@ -90,7 +79,7 @@ def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
     run(options())
     with pytest.raises(ConfigError, match="made with temperature 0.7, not 0.9; .* --overwrite"):
         run(options(temperature=0.9))
-    again = run(options(concurrency=99), Pupil(0))
+    again = run(options(concurrency=99), silent=True)
     assert again.already and str(again).startswith(f"{tmp_path / 'out.jsonl'} is already complete")
 
 
@@ -104,6 +93,7 @@ def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
 
 
 CHAT = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "q"), ("assistant", "3"))]
+NAMED = {"source_column": "problem", "target_column": "solution"}
 TURNS = [{"role": role, "content": "c"} for role in ("user", "assistant") * 2]
 
 
@@ -122,11 +112,7 @@ def read(tmp_path):
         ({"question": "q", "answer": "#### 1\nNo:\n####  7"}, {}, ("q", "#### 1\nNo:\n####  7", "1")),
         ({"question": "q", "ground_truth": 3}, {}, ("q", "", "3")),
         ({"question": "q", "answer": "#### 3", "ground_truth": "4"}, {}, ("q", "#### 3", "4")),
-        (
-            {"problem": "q", "solution": "#### 3"},
-            {"source_column": "problem", "target_column": "solution"},
-            ("q", "#### 3", "3"),
-        ),
+        ({"problem": "q", "solution": "#### 3"}, NAMED, ("q", "#### 3", "3")),
         ({"messages": CHAT}, {}, ("q", "3", "3")),
     ],
 )
@@ -155,13 +141,10 @@ def test_a_row_that_cannot(row, options, reason, words, read):
         read(row, **options)
 
 
-def test_the_first_so_many_and_csv(read, tmp_path):
+def test_the_first_so_many(read):
     found = read(*({"question": f"q{n}", "answer": "1" if n else None} for n in range(9)), max_examples=3)
     assert [question.question for question in found.problems] == ["q1", "q2", "q3"]
     assert found.rows_read == 4 and found.rows_skipped.total() == 1
-    (tmp_path / "data.csv").write_text("id,question,answer\n1,How many?,070\n")
-    (found,) = read_problems(GenerateOptions(file=str(tmp_path / "data.csv"))).problems
-    assert (found.question, found.ground_truth) == ("How many?", "070")
 
 
 def test_seeds_differ_and_halves_of_characters_are_replaced():

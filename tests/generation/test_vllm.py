@@ -1,7 +1,5 @@
 """vLLM against `support/vllm_api`: no GPU is needed, and none is tested."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
@@ -37,13 +35,14 @@ def home(tmp_path_factory):
 def ask(home, tmp_path, capsys):
     """A command on the questions; its words."""
 
-    def run(command, model, flags, status=0, backend="vllm"):
-        files = {"evaluate": ["--metric", "exact", "--output_dir", "out"], "generate": ["--output_file", "out.jsonl"]}
-        place = [str(home / model), str(home / "asked.jsonl")]
-        place = place if command == "evaluate" else [place[1], "--model_name", place[0], "--attempts", "1"]
-        files[command][-1] = str(tmp_path / files[command][-1])
-        fixed = ["--backend", backend, "--max_new_tokens", "5", "--plain"]
-        assert main([command, *place, *files[command], *fixed, *flags.split()]) == status
+    def run(command, model, flags, status=0):
+        place, out = home / model, tmp_path / "out"
+        words = {
+            "evaluate": f"{place} {home}/asked.jsonl --metric exact --output_dir {out}",
+            "generate": f"{home}/asked.jsonl --model_name {place} --attempts 1 --output_file {out}.jsonl",
+        }[command]
+        fixed = "--backend vllm --max_new_tokens 5 --plain"
+        assert main([command, *words.split(), *fixed.split(), *flags.split()]) == status
         said = capsys.readouterr()
         assert "Traceback" not in said.err
         return said.err
