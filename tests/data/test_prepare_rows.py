@@ -22,7 +22,7 @@ TEACHER = {
     "Then there are \\boxed{72} in all.",
 }
 TAUGHT = ["First, he had twenty-four of them.", "Then there are \\boxed{72} in all."]
-NAMED = {"problem": "How many?", "solution": {"text": "One and one make two.\nSo it is surely 2."}, "gold": 2.5}
+NAMED = {"problem": "How many?", "solution": {"text": "One and one make two.\nSo the answer must be 2."}, "gold": 2.5}
 NAMES = {"question_column": "problem", "response_column": "solution.text", "ground_truth_column": "gold"}
 LONG = "A sentence that is long enough."
 
@@ -35,7 +35,7 @@ LONG = "A sentence that is long enough."
         (TEACHER, {}, "72", TAUGHT),
         (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
         *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
-        (NAMED, NAMES, "2.5", ["One and one make two.", "So it is surely 2."]),
+        (NAMED, NAMES, "2.5", ["One and one make two.", "So the answer must be 2."]),
     ],
 )
 def test_formats(row, changes, truth, steps):
@@ -47,20 +47,17 @@ def test_formats(row, changes, truth, steps):
 
 
 @pytest.mark.parametrize(
-    ("raw", "changes", "name", "columns"),
+    ("raw", "changes", "name"),
     [
-        ([GSM8K], {}, "gsm8k", (None, None)),
-        ([TEACHER], {}, "teacher", (None, "deepseek_response")),
-        ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k", (None, None)),
-        ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns", (None, None)),  # the first is the answer
-        ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns", (None, None)),
-        ([TEACHER], {"format": "gsm8k"}, "gsm8k", (None, None)),
-        ([{"q": "a", "r": "b"}], {"question_column": "q", "response_column": "r"}, "columns", ("q", "r")),
+        ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k"),
+        ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns"),  # the first is the answer
+        ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns"),
+        ([TEACHER], {}, "teacher"),
+        ([TEACHER], {"format": "gsm8k"}, "gsm8k"),
     ],
 )
-def test_recognised(raw, changes, name, columns):
-    form = recognise(raw, PrepareOptions(**changes), "a file")
-    assert (form.name, form.question, form.response) == (name, *columns)
+def test_recognised(raw, changes, name):
+    assert recognise(raw, PrepareOptions(**changes), "a file").name == name
 
 
 def test_not_recognised():

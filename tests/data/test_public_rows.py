@@ -89,10 +89,7 @@ def labelled(tokenizer, example):
 
 
 TURNS = [USER, {"role": "assistant", "content": "Twelve."}, {"role": "user", "content": "And five?"}, ANSWER]
-
-
-SWITCHES = [{"weight": 0}, {"loss_mask": 0}]
-SWITCHES += [{name: False} for name in ("train", "training", "loss", "trainable")]
+SWITCHES = [{"weight": 0}, {"loss_mask": 0}, *({name: False} for name in ("train", "training", "loss", "trainable"))]
 
 
 @pytest.mark.parametrize("switch", SWITCHES)

@@ -10,8 +10,7 @@ from stepjepa.generation import solve
 from stepjepa.generation.options import GenerateOptions
 from stepjepa.generation.output import Reply, mended, seed_of
 from stepjepa.generation.solve import read_problems
-from support.rows import lines as rows
-from support.rows import write
+from support.rows import lines, write
 
 COUNT = 12
 
@@ -85,7 +84,7 @@ def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
 
 def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
     run(options(temperature=0))
-    left = rows(tmp_path / "out.unsolved.jsonl")
+    left = lines(tmp_path / "out.unsolved.jsonl")
     found = read_problems(options("again.jsonl", file=str(tmp_path / "out.unsolved.jsonl"))).problems
     expected = [(row["question"], row["answer"], row["ground_truth"]) for row in left]
     assert left and {row["attempt"] for row in left} == {1}
@@ -123,22 +122,22 @@ def test_a_row_that_can_be_asked(row, options, expected, read):
 
 
 @pytest.mark.parametrize(
-    ("row", "options", "reason", "words"),
+    ("row", "reason", "words"),
     [
-        ({"question": " ", "answer": "3"}, {}, "no_question", "is empty"),
-        ({"question": "q"}, {}, "no_ground_truth", "no column ground_truth"),
-        ({"question": "q", "answer": "It is 3.\n####"}, {}, "no_ground_truth", "no final answer"),
-        ({"messages": TURNS}, {}, "several_turns", "one question"),
+        ({"question": " ", "answer": "3"}, "no_question", "is empty"),
+        ({"question": "q"}, "no_ground_truth", "no column ground_truth"),
+        ({"question": "q", "answer": "It is 3.\n####"}, "no_ground_truth", "no final answer"),
+        ({"messages": TURNS}, "several_turns", "one question"),
     ],
 )
-def test_a_row_that_cannot(row, options, reason, words, read):
-    good = {"question": "q", "answer": "3", "problem": "q", "solution": "3", "final": "3"}
-    found = read(good, row, good, **options)
+def test_a_row_that_cannot(row, reason, words, read):
+    good = {"question": "q", "answer": "3"}
+    found = read(good, row, good)
     assert [question.row for question in found.problems] == [1, 3]
     assert found.rows_read == 3 and dict(found.rows_skipped) == {reason: 1}
     assert "data.jsonl line 2: " in found.first_skipped[reason] and words in found.first_skipped[reason]
     with pytest.raises(DataError, match="none of 1 rows can be asked; skipped 1: .*first: .* line 1: "):
-        read(row, **options)
+        read(row)
 
 
 def test_the_first_so_many(read):
