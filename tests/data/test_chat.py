@@ -128,9 +128,6 @@ def test_the_day_of_the_run_is_not_in_the_text():
     assert out.text.startswith("<|im_start|>system\nToday is 26 July 2024.\n\nS<|im_end|>\n")
     assert shown(out)[0] == ("system", "S")
     assert "Today Date: 26 Jul 2024\n" in renderer("llama3").render(chat("Q", "A")).text
-    contents = "{% for m in messages %}<{{ m['content'] }}>{% endfor %}"
-    every = "{% set f = '%-d/%-m/%y %A %b %H:%M %F' %}\n{{ strftime_now(f) }}" + contents
-    assert renderer(every).render(chat("Q", "A")).text == "26/7/24 Friday Jul 00:00 2024-07-26<Q><A>"
     pinned = renderer("llama3", date_string="1 May 2020")
     assert "Today Date: 1 May 2020\n" in pinned.render(chat("Q", "A")).text
 

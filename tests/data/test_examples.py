@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from stepjepa.data.encode import encode_dataset
-from stepjepa.data.steps import make_splitter
+from stepjepa.data.steps import StepRules, make_splitter
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import ConfigError, DataError
 from support.encoding import settings_of, views_of
@@ -122,3 +122,10 @@ def test_a_slow_tokenizer_is_refused(bpe_tokenizer):
     slow, renderer = SimpleNamespace(is_fast=False), ChatRenderer(bpe_tokenizer)
     with pytest.raises(ConfigError, match="is slow and gives no character offsets"):
         encode_dataset([{"messages": chat("a")}], slow, renderer, settings_of("regular"))
+
+
+def test_a_steps_column_that_does_not_fit(bpe_tokenizer):
+    good = {"question": "a", "answer": "b c", "steps": ["b", "c"]}
+    rows = [good, *({**good, "steps": steps} for steps in (["c", "b"], None, "b c"))]
+    _, report = encode(bpe_tokenizer, rows, "step_jepa", rules=StepRules(SPLITTER, "steps", True), splitter=None)
+    assert report.rows_kept == 1 and report.rows_skipped == {"steps_not_found": 1, "no_steps": 2}

@@ -109,8 +109,7 @@ def with_eos(template_text, *special):
 
 
 def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
-    plain = FORMATS["plain_no_eot"].template
-    tokenizer = with_eos(plain)
+    tokenizer = with_eos(FORMATS["plain_no_eot"].template)
     store, report = encode(tokenizer, [chat("It is 17."), [*chat("A 17."), *chat("B 17.", "R")], chat("")])
     assert tokenizer.decode(store[0].trunk.tolist()) == ("User: What is 12 + 5?\nAssistant: It is 17.<|im_end|>")
     assert labelled(tokenizer, store[0]) == [" It is 17.<|im_end|>"]

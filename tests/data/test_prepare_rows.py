@@ -30,9 +30,7 @@ LONG = "A sentence that is long enough."
 @pytest.mark.parametrize(
     ("row", "changes", "truth", "steps"),
     [
-        (GSM8K, {}, "72", ["He had 48/2 = 24.", "In all 48+24 = $72.\n\\boxed{72}"]),
         ({**GSM8K, "answer": "a\r\nb\r\n#### 72\r\n", "ground_truth": "7"}, {}, "7", ["a", "b\n\\boxed{72}"]),
-        (TEACHER, {}, "72", TAUGHT),
         (TEACHER, {"keep_thinking": True, "min_step_length": 1}, "72", ["Let me see.", *TAUGHT]),
         *(({**TEACHER, "ground_truth": nothing}, {}, None, TAUGHT) for nothing in (None, float("nan"), "", "  ")),
         (NAMED, NAMES, "2.5", ["One and one make two.", "So the answer must be 2."]),
@@ -52,7 +50,6 @@ def test_formats(row, changes, truth, steps):
         ([GSM8K, 3, {"id": 1}, GSM8K], {}, "gsm8k"),
         ([{"question": "a", "answer": "b\n#### 1\nc\n#### 2"}], {}, "columns"),  # the first is the answer
         ([{"question": "a", "answer": "#### Step 1\nx\n#### Step 2\n\\boxed{1}"}], {}, "columns"),
-        ([TEACHER], {}, "teacher"),
         ([TEACHER], {"format": "gsm8k"}, "gsm8k"),
     ],
 )

@@ -19,6 +19,7 @@ from stepjepa.errors import RowError
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
 from support.encoding import settings_of
 from support.rows import lines
+from support.templates import CHATML
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 Q, A = "How many legs do three cats have in all?", "Three cats have\n\n3 * 4 = \\boxed{12}"
@@ -29,8 +30,6 @@ USER, ANSWER, SYSTEM = (
 )
 CHAT = [USER, ANSWER]
 SHARED = [{"from": "human", "value": Q}, {"from": "gpt", "value": A}]
-
-
 # Rows of public data sets by name: the row, its chat, what a warning names.
 ROWS = {one["name"]: one for one in lines(Path(__file__).parent / "public_rows.jsonl")}
 
@@ -206,11 +205,7 @@ def test_one_warning_for_each_column_with_the_number_of_rows():
 
 
 TOOLS = [{"type": "function", "function": {"name": "legs", "description": "Counts legs", "parameters": None}}]
-TEMPLATE = (
-    "{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]\n{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n"
-    "{% if m.role == 'user' and brief %}(short) {% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
+TEMPLATE = "{% if tools %}[TOOLS]{{ tools | tojson }}[/TOOLS]{% endif %}{% if brief %}(short){% endif %}" + CHATML
 
 
 def test_template_arguments_of_a_row():
@@ -231,9 +226,7 @@ def test_template_arguments_of_a_row():
         assert tokenizer.decode(example.trunk) == text
         assert labelled(tokenizer, example) == [f"{A}<|im_end|>"]
     assert report.unread == {"argument 'unknown_word' of the chat template": 1}
-    plain = byte_bpe_tokenizer()
-    _, report = encode_dataset(rows, plain, ChatRenderer(plain), settings_of("regular"))
-    assert report.unread["argument 'tools' of the chat template"] == 2
+    assert encode(rows)[2].unread["argument 'tools' of the chat template"] == 2
 
 
 def test_an_answer_that_is_switched_off_is_not_what_evaluation_asks_for():

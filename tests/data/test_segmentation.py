@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepjepa.data.steps import STYLES, make_splitter, style_and_spans
+from stepjepa.data.steps import STYLES, make_splitter
 
 FOLDER = Path(__file__).parent / "answers"
 HEAD = re.compile(r"(?P<title>.+) \| (?P<style>\w+)(?P<crlf> crlf)?")
@@ -31,25 +31,17 @@ def answers() -> list[tuple[str, str, list[str]]]:
     return found
 
 
-def wrong(cases) -> list[str]:
-    """The answers that a splitter cuts otherwise than marked; white space around steps does not count."""
-    names = []
-    for name, splitter, steps in cases:
+@pytest.mark.parametrize(("auto", "share"), [(False, 0.01), (True, 0.05)])
+def test_steps_are_found_as_marked(auto, share):
+    """White space around steps does not count; sentences are taken only when they are asked for."""
+    marked = [case for case in answers() if not auto or case[1] != "sentence"]
+    wrong = []
+    for name, style, steps in marked:
         text = "".join(steps)
-        spans = splitter.spans(text)
+        spans = make_splitter("auto" if auto else style).spans(text)
         if [text[start:end].strip() for start, end in spans] != [step.strip() for step in steps]:
-            style = f" as {style_and_spans(text)[0]}" if splitter.name == "auto" else ""
-            names.append(f"{name} (found {len(spans)}{style}, marked {len(steps)})")
-    return names
-
-
-def test_steps_are_found_as_marked():
-    named = [(name, make_splitter(style), steps) for name, style, steps in answers()]
-    # Sentences are taken only when they are asked for.
-    auto = [(name, make_splitter("auto"), steps) for name, style, steps in answers() if style != "sentence"]
-    for cases, share in ((named, 0.01), (auto, 0.05)):
-        failed = wrong(cases)
-        assert len(failed) <= share * len(cases), "\n".join(failed)
+            wrong.append(f"{name} (found {len(spans)}, marked {len(steps)})")
+    assert len(wrong) <= share * len(marked), "\n".join(wrong)
 
 
 # Rules

@@ -45,17 +45,17 @@ def test_separators_and_patterns(name, separator, steps):
     assert cut(name, "".join(steps), separator) == steps
 
 
-UNCUT = [
-    "<think>\nA.\n\nB.\n</think>",
-    "```python\na = 1\n\nb = 2\n```",
-    "   ~~~~\na\n~~~\n\nb\n~~~~",
-    "$$\nx = 1\n\n+ 2\n$$",
-    "\\[\nx\n\n= 1\n\\]",
-    "\\begin{align*}\nx &= 1\n\n\\\\ y &= 2\n\\end{align*}",
-]
-
-
-@pytest.mark.parametrize("block", UNCUT)
+@pytest.mark.parametrize(
+    "block",
+    [
+        "<think>\nA.\n\nB.\n</think>",
+        "```python\na = 1\n\nb = 2\n```",
+        "   ~~~~\na\n~~~\n\nb\n~~~~",
+        "$$\nx = 1\n\n+ 2\n$$",
+        "\\[\nx\n\n= 1\n\\]",
+        "\\begin{align*}\nx &= 1\n\n\\\\ y &= 2\n\\end{align*}",
+    ],
+)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_blocks_are_never_cut(block, end):
     steps = ["Before.\n\n", f"{block}\n\n", "Between.\n\n", f"{block}\n\n", "After."]
@@ -111,7 +111,6 @@ def test_a_data_set_gets_the_style_of_most_answers():
     ("name", "separator", "message"),
     [
         ("paragraphs", "x", "known splitters: separator, numbered, lines"),
-        ("separator", "", "step_separator is empty"),
         ("regex", "\n\n", "needs a pattern"),
         ("regex", "(a", "broken"),
         ("regex", "x*", "matches the empty string"),

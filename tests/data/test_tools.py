@@ -259,13 +259,6 @@ def test_templates_that_do_not_know_tools_refuse_the_row(name, messages, words):
     assert "template refused" in str(caught.value) and words in str(caught.value)
 
 
-def test_a_result_without_a_call():
-    """Calls may also be written as text."""
-    messages = [user(QUESTION), answer("<tool_call>f</tool_call>"), {"role": "tool", "content": "22"}, answer(ANSWER)]
-    example, tokenizer, _ = encoded("qwen2_5", messages)
-    assert texts(tokenizer, example, example.labels) == [f"<tool_call>f</tool_call>{END}", f"{ANSWER}{END}"]
-
-
 def test_a_template_of_its_own_for_tools():
     tokenizer = tool_tokenizer("hermes")
     tokenizer.chat_template = {"default": CHATML, "tool_use": tokenizer.chat_template}

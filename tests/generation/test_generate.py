@@ -114,8 +114,16 @@ def stored(partial):
 
 
 def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
-    """Even numbers are solved at once, odd ones at the second attempt, 7 never."""
-    server.script = lambda body, count: solution(body, wrong=number_in(body) == 7 or count < number_in(body) % 2)
+    """Even numbers are solved at once, odd ones at the second attempt, 7 never; some answers have thoughts in a field."""
+    thoughts = {2: {"reasoning": "", "reasoning_content": " First. "}, 4: {"reasoning": "First."}}
+
+    def script(body, count):
+        number = number_in(body)
+        reply = solution(body, wrong=number == 7 or count < number % 2)
+        reply["choices"][0]["message"] |= thoughts.get(number, {})
+        return reply
+
+    server.script = script
     with open(data, "a") as file:
         file.write('{"answer": "#### 1"}\n')
     monkeypatch.setenv("MY_KEY", "sk-secret")
@@ -125,6 +133,7 @@ def test_wrong_first_right_second(server, data, tmp_path, capsys, monkeypatch):
     rows = lines(out)
     assert [row["question"] for row in rows] == [f"What is {n} + 1?" for n in range(7)]
     assert [row["attempt"] for row in rows] == [1, 2, 1, 2, 1, 2, 1]
+    assert {row["row"]: row["reasoning"] for row in rows if "reasoning" in row} == {3: "First.", 5: "First."}
     assert rows[1] == {
         "question": "What is 1 + 1?",
         "answer": "It is easy.\n#### 2",
@@ -339,15 +348,3 @@ def test_one_clear_line(data, flags, said, tmp_path, capsys, monkeypatch):
     assert said in captured.err and captured.out == "" and "sk-proj" not in captured.err
     assert captured.err.startswith("stepjepa generate: error: ") and captured.err.count("\n") == 1
     assert not list(tmp_path.glob("out*"))
-
-
-def test_thoughts_in_a_field_of_their_own(server, data, tmp_path):
-    def reply(body, count):
-        fields = {"reasoning_content": " First. "} if number_in(body) % 2 else {"reasoning": "First."}
-        answer = solution(body)
-        answer["choices"][0]["message"].update({"reasoning": "", **fields})
-        return answer
-
-    server.script = reply
-    assert main(words(server, data, tmp_path / "out.jsonl")) == 0
-    assert {row.get("reasoning") for row in lines(tmp_path / "out.jsonl")} == {"First."}

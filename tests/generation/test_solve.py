@@ -33,29 +33,21 @@ class Pupil:
 
 
 @pytest.fixture
-def options(tmp_path):
+def run(tmp_path, monkeypatch):
     data = write(tmp_path / "data.jsonl", [{"question": f"q{n}", "answer": str(n)} for n in range(1, COUNT + 1)])
 
-    def make(name="out.jsonl", **changes):
-        fixed = {"file": data, "model_name": "t", "output_file": str(tmp_path / name), "seed": 0}
-        return GenerateOptions(**{**fixed, **changes})
-
-    return make
-
-
-@pytest.fixture
-def run(monkeypatch):
-    def generate(options, silent=False):
+    def generate(name="out.jsonl", silent=False, **changes):
         monkeypatch.setattr(solve, "load_generator", lambda options, say: (Pupil(silent), "a pupil"))
-        return solve.generate(options)
+        fixed = {"file": data, "model_name": "t", "output_file": str(tmp_path / name), "seed": 0}
+        return solve.generate(GenerateOptions(**{**fixed, **changes}))
 
     return generate
 
 
 @pytest.mark.parametrize(("call", "fails_at"), [("fsync", 3), ("replace", 1), ("replace", 3)])
-def test_a_full_disk(call, fails_at, options, run, tmp_path, monkeypatch):
+def test_a_full_disk(call, fails_at, run, tmp_path, monkeypatch):
     """Between two groups, and at the first and the last of the files that are written at the end."""
-    run(options("whole.jsonl"))
+    run("whole.jsonl")
     calls, plain = [], getattr(os, call)
 
     def breaking(*arguments):
@@ -67,28 +59,27 @@ def test_a_full_disk(call, fails_at, options, run, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(os, call, breaking)
         with pytest.raises(DataError, match="No space left on device.* is kept"):
-            run(options())
-    run(options(), silent=call == "replace")  # nothing is asked again
+            run()
+    run(silent=call == "replace")  # nothing is asked again
     for name in ("", ".unsolved"):
         assert (tmp_path / f"out{name}.jsonl").read_bytes() == (tmp_path / f"whole{name}.jsonl").read_bytes()
     assert not list(tmp_path.glob("*partial")) and not list(tmp_path.glob(".*"))
 
 
-def test_settings_that_decide_nothing_may_change(options, run, tmp_path):
-    run(options())
+def test_settings_that_decide_nothing_may_change(run, tmp_path):
+    run()
     with pytest.raises(ConfigError, match="made with temperature 0.7, not 0.9; .* --overwrite"):
-        run(options(temperature=0.9))
-    again = run(options(concurrency=99), silent=True)
+        run(temperature=0.9)
+    again = run(concurrency=99, silent=True)
     assert again.already and str(again).startswith(f"{tmp_path / 'out.jsonl'} is already complete")
 
 
-def test_the_unsolved_can_be_asked_again(options, run, tmp_path):
-    run(options(temperature=0))
+def test_the_unsolved_can_be_asked_again(run, read, tmp_path):
+    run(temperature=0)
     left = lines(tmp_path / "out.unsolved.jsonl")
-    found = read_problems(options("again.jsonl", file=str(tmp_path / "out.unsolved.jsonl"))).problems
     expected = [(row["question"], row["answer"], row["ground_truth"]) for row in left]
     assert left and {row["attempt"] for row in left} == {1}
-    assert [(one.question, one.answer, one.ground_truth) for one in found] == expected
+    assert [(one.question, one.answer, one.ground_truth) for one in read(*left).problems] == expected
 
 
 CHAT = [{"role": role, "content": text} for role, text in (("system", "s"), ("user", "q"), ("assistant", "3"))]
