@@ -1,5 +1,6 @@
 """The tutorial's files are written and its commands run, one after the other in one folder, with less of everything."""
 
+import json
 import runpy
 import shlex
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepjepa.cli.main import main
+from support.reports import page_data
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tutorial.md").read_text(encoding="utf-8")
 # What stands on the page, and what the test takes for it.
@@ -52,6 +54,12 @@ def test_the_tutorial_runs(tmp_path, monkeypatch, capsys):
     written = "train.valid.jsonl row.html report.html runs/step_jepa/metrics.json runs/geometry/numbers.json"
     assert [name for name in written.split() if not (tmp_path / name).is_file()] == []
     assert LEFT_OUT in PAGE
+    page = Path("report.html").read_text()
+    assert " rows read, " in page and "Left out" not in page
+    losses = {line["name"]: line["points"][-1][:2] for line in page_data(page)["charts"]["lm_loss"]}
+    for name in ("regular", "step_jepa"):
+        metrics = json.loads(Path("runs", name, "metrics.json").read_text())["metrics"]
+        assert losses[name] == [3, metrics["eval_lm_loss"]]
 
 
 def run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
