@@ -30,12 +30,13 @@ def message(*argv: str) -> str:
         ("--lbd -1e-5", "lbd", -1e-5),
         ("--jepa-ratio none", "jepa_ratio", None),
         ("--step_separator=--x", "step_separator", "--x"),
-        ("--step_separator=a=b", "step_separator", "a=b"),
         ("--train_file none", "train_file", None),
         ("--target_encoder none", "target_encoder", "none"),
         ("--lora", "lora", True),
         ("--no-shuffle", "shuffle", False),
         ("--layers 1 -2 3", "layers", [1, -2, 3]),
+        ("--layers 1 2 --layers 3", "layers", [1, 2, 3]),  # the last flag alone would drop what came before
+        ("--modules=a --modules b c", "modules", ["a", "b", "c"]),
         ("--report_to none", "report_to", "none"),
         ("--report_to wandb trackio", "report_to", ["wandb", "trackio"]),
         ('--kwargs {"a":{"b":[1,null]},"c":1e-5}', "kwargs", {"a": {"b": [1, None]}, "c": 1e-5}),
@@ -44,7 +45,6 @@ def message(*argv: str) -> str:
         ("--either auto", "either", "auto"),
         # other spellings
         ("--batch-size=4", "per_device_train_batch_size", 4),
-        ("--regular", "objective", "regular"),
         ("--regular --step_jepa false", "objective", "regular"),
         ("--no_use_lora", "lora", False),
         ("--debug 5", "verbosity", 5),
@@ -63,7 +63,6 @@ def test_a_flag_sets_its_field(words, name, value):
     ("words", "text"),
     [
         ("--predictors 3.7", "--predictors: expected INT, got '3.7'"),
-        ("--predictors", "--predictors: expected INT, got no value"),
         ("--lbd nan", "--lbd: expected NUMBER, got 'nan'"),
         ("--lora maybe", "--lora: expected true|false, got 'maybe'"),
         ("--color bleu", "--color: expected {red,blue}, got 'bleu'; did you mean 'blue'?"),
@@ -71,7 +70,6 @@ def test_a_flag_sets_its_field(words, name, value):
         ("--train_file my data", "--train_file takes one value, got 2; quote a value that contains spaces"),
         ("--predictors 3 -lbd 1", "--predictors takes one value, got 3; did you mean --lbd?"),
         ("--lb 1", "unknown flag --lb; did you mean --lbd?"),
-        ("--no_shufle", "unknown flag --no_shufle; did you mean --no_shuffle?"),
         ("--batch_sise 4", "unknown flag --batch_sise; did you mean --batch_size?"),
         ("--infonce --jepa_l2", "--infonce sets jepa_loss to 'infonce', but --jepa_l2 sets it to 'l2'; keep one of them"),
         ("--max_steps 3 --debug much", "--max_steps sets max_steps to 3, but --debug sets it to 1; keep one of them"),
@@ -96,7 +94,6 @@ def test_free_words_and_fields_that_cannot_be_set():
     [
         ("file", "f --num_proc 2", {"num_proc": 2, "file": "f"}),
         ("file", "--step_jepa f", {"objective": "step_jepa", "file": "f"}),
-        ("file", "--file f", {"file": "f"}),
         ("file", "--target_grad none f", {"target_grad": None, "file": "f"}),
         ("folders", "a --overwrite b", {"folders": ["a", "b"], "overwrite": True}),
         ("folders", "--overwrite true a", {"folders": ["a"], "overwrite": True}),
@@ -105,9 +102,3 @@ def test_free_words_and_fields_that_cannot_be_set():
 def test_where_free_words_may_stand(name, words, expected):
     kind = CheckOptions if name == "file" else ReportOptions
     assert StrictParser((kind,), aliases=published(kind), positional=[name]).values(words.split()) == expected
-
-
-def test_a_list_may_be_given_in_turns():
-    """The last flag alone would silently drop what came before."""
-    values = StrictParser((Options,)).values("--layers 1 2 --lora true --layers 3 --modules=a --modules b c".split())
-    assert values["layers"] == [1, 2, 3] and values["modules"] == ["a", "b", "c"]
