@@ -5,14 +5,14 @@ import shutil
 
 import numpy as np
 import pytest
-import torch
 
 from stepjepa.analysis.geometry import measure_states
 from stepjepa.analysis.states import FINAL
 from stepjepa.cli.main import main
 from stepjepa.modeling.extras import predictor_names
 from support.models import add_to_vocabulary, tiny_model
-from support.rows import step_rows
+from support.rows import step_rows, write
+from support.runs import files_of, one_line
 from support.states import load_states
 from support.tokenizers import fresh
 
@@ -23,14 +23,12 @@ ROWS = 40
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
-    path.write_text("\n".join(json.dumps(row) for row in step_rows(ROWS)))
-    return path
+    return write(tmp_path_factory.mktemp("data") / "rows.jsonl", step_rows(ROWS))
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory, bpe_tokenizer):
-    """`base`; `a` and `b` near it; `wide`; `kept`, with two predictor tokens."""
+    """`base`, `a` and `b` of one size; `wide`; `kept`, with two predictor tokens."""
     folder = tmp_path_factory.mktemp("runs")
     size = {"vocab_size": len(bpe_tokenizer), "initializer_range": 0.3}
 
@@ -38,14 +36,8 @@ def runs(tmp_path_factory, bpe_tokenizer):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
 
-    base = tiny_model("gpt2", **size)
-    save("base", base)
-    for number, name in enumerate("ab", 1):
-        torch.manual_seed(number)
-        with torch.no_grad():
-            for parameter in base.parameters():
-                parameter.add_(0.01 * number * torch.randn_like(parameter))
-        save(name, base)
+    for seed, name in enumerate(("base", "a", "b")):
+        save(name, tiny_model("gpt2", seed=seed, **size))
     save("wide", tiny_model("llama", **{**size, "hidden_size": 48}))
     kept, tokenizer = tiny_model("llama", **size), fresh(bpe_tokenizer)
     tokenizer.add_tokens(predictor_names(2), special_tokens=True)
@@ -74,39 +66,25 @@ def analyze(capsys, monkeypatch, tmp_path):
 
     def call(*words, status=0):
         assert main(["analyze", *map(str, words)]) == status
-        out, err = capsys.readouterr()
-        if status:
-            *said, error = err.splitlines()
-            assert out == "" and error.startswith("stepjepa analyze: error: ") and "error" not in "".join(said)
-            return error
-        return out + err
+        said = capsys.readouterr()
+        return one_line(said.err, "analyze") if status else said.out + said.err
 
     return call
 
 
-def test_later_states_are_predicted(analyze, runs, tmp_path):
-    """For views of any objective."""
-    file, out = tmp_path / "many.jsonl", tmp_path / "out"
-    file.write_text("\n".join(json.dumps(row) for row in step_rows(150)))
-    asked = "--prediction_horizon", 2, "--step_splitter", "separator", "--layers", -1
-    said = analyze(file, "--models", runs / "a", runs / "base", "--output_dir", out, *asked)
-    prediction = json.loads((out / "numbers.json").read_text())["models"]["a"]["prediction"]
-    row = next(line.split() for line in said.splitlines() if line.strip().startswith("linear, a"))
-    linear = prediction["1"]["linear"]
-    assert row[2] == f"{linear:.3g}" and 0 < linear < 2
-
-
-def test_the_numbers_are_those_of_the_states(analyze, file, runs, tmp_path):
-    """Every number of the file, and of the table, from the saved states."""
-    folder = tmp_path / "new"
-    out = analyze(file, "--models", runs / "base", runs / "a", runs / "b", "--output_dir", folder)
+def test_the_numbers_are_those_of_the_states(analyze, runs, tmp_path):
+    """Every number of the file, and of the table, from the saved states; later states are predicted."""
+    rows, folder = 150, tmp_path / "new"
+    file = write(tmp_path / "many.jsonl", step_rows(rows))
+    asked = "--prediction_horizon", 2, "--step_splitter", "separator", "--output_dir", folder
+    out = analyze(file, "--models", runs / "base", runs / "a", runs / "b", *asked)
     names = [*(f"states-{name}.safetensors" for name in ("a", "b", "base")), "layers.png", "spectrum.png"]
     assert sorted(path.name for path in folder.iterdir()) == sorted([*names, "numbers.json"])
     record = json.loads((folder / "numbers.json").read_text())
-    assert (record["file"], record["layer"], record["n"]) == (str(file), FINAL, ROWS)
+    assert (record["file"], record["layer"], record["n"]) == (file, FINAL, rows)
     assert list(record["models"]) == ["base", "a", "b"]
     states = {name: load_states(folder / f"states-{name}.safetensors") for name in ("base", "a", "b")}
-    assert states["a"].layers == (0, 1, 2, FINAL) and states["a"].rows.tolist() == list(range(ROWS))
+    assert states["a"].layers == (0, 1, 2, FINAL) and states["a"].rows.tolist() == list(range(rows))
     found = record["models"]["a"]["layers"]
     for layer in states["a"].layers:
         expected = measure_states(*states["a"].layer(layer))
@@ -117,27 +95,28 @@ def test_the_numbers_are_those_of_the_states(analyze, file, runs, tmp_path):
     printed, pairs = [line.split() for line in out.splitlines()], found["-1"]["pairs"]
     row = next(line for line in printed if line[:1] == ["a"])
     assert row[1:4] == [f"{pairs[name]:.4f}" for name in ("aligned_mean", "shuffled_mean", "gap")]
+    linear = record["models"]["a"]["prediction"]["1"]["linear"]
+    assert next(line for line in printed if line[:2] == ["linear,", "a"])[2] == f"{linear:.3g}" and 0 < linear < 2
     assert row[5] == f"{100 * pairs['retrieval_at_1']:.1f}" and row[-1] == f"{pairs['mrr']:.3f}"
 
 
 def test_nothing_is_lost(analyze, file, runs, tmp_path):
     """A second analysis of the same folder is refused; one that fails leaves what was there."""
-    words = [file, "--models", runs / "a", "--layers", -1, "--output_dir", tmp_path / "o"]
+    out = tmp_path / "o"
+    words = [file, "--models", runs / "a", "--layers", -1, "--output_dir", out]
     analyze(*words)
-    (tmp_path / "o" / "own.txt").write_text("mine")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()}
+    (out / "own.txt").write_text("mine")
+    before = files_of(out)
     assert "already exists; give another folder, or set --overwrite_output_dir to" in analyze(*words, status=2)
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "config.json").write_text((runs / "b" / "config.json").read_text())
+    broken = shutil.copytree(runs / "b", tmp_path / "broken")
+    (broken / "model.safetensors").unlink()
     words[3:3] = [broken]
     assert f"{broken}: the " in analyze(*words, "--overwrite_output_dir", status=2)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "o").iterdir()} == before
+    assert files_of(out) == before
     words[2:4] = [runs / "b"]
     analyze(*words, "--overwrite_output_dir")
-    names = {path.name for path in (tmp_path / "o").iterdir()}
-    assert {"states-b.safetensors", "spectrum.png", "own.txt"} <= names
-    assert not names & {"states-a.safetensors"}
+    names = set(files_of(out))
+    assert {"states-b.safetensors", "spectrum.png", "own.txt"} <= names and "states-a.safetensors" not in names
 
 
 def test_kept_predictors(analyze, file, runs, tmp_path):
@@ -201,8 +180,7 @@ def test_the_views_are_those_of_the_runs_own_training(analyze, file, runs, tmp_p
 def test_steps_are_split_as_the_run_settled_it(analyze, runs, tmp_path):
     """step_splitter=auto was settled on the training data, not on the rows that are analyzed."""
     numbered = [{"question": f"Q{n}", "answer": "1. One.\n2. Two.\n\nThree."} for n in range(6)]
-    file = tmp_path / "numbered.jsonl"
-    file.write_text("\n".join(map(json.dumps, numbered)))
+    file = write(tmp_path / "numbered.jsonl", numbered)
     own = {"objective": "step_jepa", "step_pairs": "all", "step_splitter": "auto"}
     words = ["--layers", -1, "--output_dir"]
     for splitter, pairs in (("separator", 6), ("numbered", 12)):

@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from stepjepa.cli.main import main
 from stepjepa.generation import local, place
@@ -19,9 +21,6 @@ SIZES = ["--max_new_tokens", "24", "--batch_size", "5"]
 @pytest.fixture(scope="module")
 def home(tmp_path_factory):
     """A run with its evaluation, an adapter on it, the adapter merged, and test rows; the models say different things."""
-    from peft import AutoPeftModelForCausalLM
-    from transformers import AutoTokenizer
-
     folder = tmp_path_factory.mktemp("evaluate")
     train, test = write(folder / "train.jsonl", TRAIN), write(folder / "test.jsonl", TEST)
     words = f"--train_file {train} --batch_size 8 --disable_tqdm true --step_jepa --system_prompt".split()
@@ -49,15 +48,19 @@ def of(folder):
     return lines(folder / "predictions.jsonl"), json.loads((folder / "metrics.json").read_text())
 
 
-def test_several_metrics(home):
+def test_answers_are_those_of_plain_transformers_and_the_metrics_are_theirs(home):
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(home / "run"), AutoTokenizer.from_pretrained(home / "run")
     rows, result = of(home / "run" / "evaluation-test")
-    assert [row["index"] for row in rows] == list(range(12))
-    assert {row["stop_reason"] for row in rows} <= {"stop", "length"}
+    assert [row["index"] for row in rows] == list(range(12)) and len({row["generated_response"] for row in rows}) > 6
     for row, source in zip(rows, TEST, strict=True):
-        assert row["question"] == source["messages"][0]["content"]
+        chat = [{"role": "system", "content": SYSTEM}, source["messages"][0]]
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=False)
+        mask = torch.ones_like(ids)
+        new = model.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
+        assert row["generated_response"] == tokenizer.decode(new, skip_special_tokens=True)
+        assert row["tokens"] == len(new) and row["question"] == source["messages"][0]["content"]
         assert row["gt_answer"] == row["ground_truth"] == source["ground_truth"]
         assert row["correct"] == (row["scores"]["gsm8k"] == 1.0) == (row["gen_answer"] == row["gt_answer"])
-        assert row["answer_nll"] > 0 and row["answer_tokens"] > 5
     gsm8k, nll = result["metrics"]["gsm8k"], result["metrics"]["answer_nll"]
     assert gsm8k["correct"] == sum(row["correct"] for row in rows) and gsm8k["low"] <= gsm8k["value"] <= gsm8k["high"]
     assert nll["tokens"] == sum(row["answer_tokens"] for row in rows)
@@ -69,23 +72,6 @@ def test_several_metrics(home):
     assert result["generation"]["mean_tokens"] == pytest.approx(sum(row["tokens"] for row in rows) / 12)
     assert result["system_prompt"]["text"] == SYSTEM
     assert result["rows"] == dict(read=12, evaluated=12, skipped={}, first_skipped={})  # noqa: C408
-    assert {"stepjepa", "transformers"} == set(result["versions"])
-    assert result["settings"]["max_new_tokens"] == 24 and set(result["identity"]) > {"model", "data"}
-
-
-def test_the_answers_are_those_of_plain_transformers(home):
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(home / "run"), AutoTokenizer.from_pretrained(home / "run")
-    found, _ = of(home / "run" / "evaluation-test")
-    assert len({row["generated_response"] for row in found}) > 6
-    for row, source in zip(found, TEST, strict=True):
-        chat = [{"role": "system", "content": SYSTEM}, source["messages"][0]]
-        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_tensors="pt", return_dict=False)
-        mask = torch.ones_like(ids)
-        new = model.generate(ids, attention_mask=mask, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
-        assert row["generated_response"] == tokenizer.decode(new, skip_special_tokens=True)
-        assert row["tokens"] == len(new)
 
 
 def test_adapters_merged_models_and_checkpoints_say_the_same(evaluate, home, tmp_path):
@@ -126,12 +112,10 @@ def test_the_likelihood_alone_and_answers_that_follow_it(evaluate, home, tmp_pat
 
 def test_published_spellings_and_short_form(home, tmp_path):
     run, test = str(home / "run"), str(home / "test.jsonl")
-    options = (
-        "--max_new_tokens 9 --temperature 0.0 --max_examples 5 --use_test_prompts --no_lora --metric exact".split()
-    )
+    flags = "--max_new_tokens 9 --temperature 0.0 --max_examples 5 --use_test_prompts --no_lora --metric exact".split()
     published = ["--model_path", run, "--test_file", test]
     for name, words in (("a.json", published), ("b.jsonl", [run, test]), ("c.jsonl", [test, "--model_path", run])):
-        assert main(["evaluate", *words, "--output_file", str(tmp_path / name), *options]) == 0
+        assert main(["evaluate", *words, "--output_file", str(tmp_path / name), *flags]) == 0
     found = json.loads((tmp_path / "a.json").read_text())
     result = json.loads((tmp_path / "a.metrics.json").read_text())
     assert len(found) == 5 and result["system_prompt"]["text"] is None
@@ -227,5 +211,3 @@ def test_rows_and_options_of_metrics(home, tmp_path, capsys):
     assert [row["index"] for row in found] == [row["index"] for row in other] == [0, 1]
     assert [row["gt_answer"] for row in other] == [row["ground_truth"] for row in TEST[:2]]
     assert [row["gt_answer"] for row in found] == [row["messages"][-1]["content"] for row in TEST[:2]]
-    assert main([*words, "--metric_options", '{"reference_colum": 1}', "--output_dir", str(tmp_path / "c")]) == 2
-    assert "did you mean 'reference_column'?" in capsys.readouterr().err

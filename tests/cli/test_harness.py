@@ -1,4 +1,4 @@
-"""``stepjepa evaluate --harness``: against a stand-in of lm-eval, and against lm-eval itself on tasks of one's own."""
+"""``stepjepa evaluate --harness``: against a stand-in of lm-eval, and against lm-eval itself on a task of one's own."""
 
 import json
 
@@ -8,15 +8,14 @@ import yaml
 import stepjepa
 from stepjepa.cli.main import main
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import load_model, load_tokenizer
+from stepjepa.modeling.load import load_model
 from support.answers import SYSTEM, TEST, TRAIN, harness_stand_in
 from support.rows import lines, write
 from support.runs import printed
 
 
 @pytest.fixture
-def home(tmp_path, monkeypatch):
-    tokenizer = load_tokenizer("tiny", (message["content"] for row in TRAIN for message in row["messages"]))
+def home(tmp_path, monkeypatch, tokenizer):
     for part in (load_model("tiny", tokenizer), tokenizer):
         part.save_pretrained(tmp_path / "a")
     monkeypatch.chdir(tmp_path)
@@ -77,7 +76,7 @@ def test_a_task_that_fails_is_one_line_and_leaves_nothing(home, monkeypatch):
 
 @pytest.mark.long
 def test_lm_eval_itself_asks_as_we_do(home, capsys, monkeypatch):
-    """Tasks of one's own, no network: an adapter, whose generated answers are those of an evaluation of the same rows."""
+    """A task of one's own, no network: an adapter, whose generated answers are those of an evaluation of the same rows."""
     HFLM = pytest.importorskip("lm_eval.models.huggingface").HFLM
     generate, answers = HFLM.generate_until, []
 
@@ -86,31 +85,23 @@ def test_lm_eval_itself_asks_as_we_do(home, capsys, monkeypatch):
         return answers
 
     monkeypatch.setattr(HFLM, "generate_until", generate_until)
-    train = f"--train_file {write(home / 'train.jsonl', TRAIN)} --step_jepa --batch_size 8 --disable_tqdm true"
-    words = [*train.split(), "--save_strategy", "no", "--system_prompt", SYSTEM]
-    run = "--model_name tiny --learning_rate 3e-3 --max_steps 40 --output_dir run"
-    assert main(["train", *words, *run.split()]) == 0
-    adapter = "--model_name run --lora --merge_lora false --max_steps 6 --learning_rate 0.02 --output_dir adapter"
-    assert main(["train", *words, *adapter.split()]) == 0
+    train = f"train --train_file {write(home / 'train.jsonl', TRAIN)} --step_jepa --batch_size 8 --disable_tqdm true"
+    adapter = "--model_name a --lora --merge_lora false --max_steps 40 --learning_rate 0.02 --output_dir adapter"
+    assert main([*train.split(), *adapter.split(), "--system_prompt", SYSTEM]) == 0
     rows = [{"question": row["messages"][0]["content"], "answer": row["ground_truth"]} for row in TEST]
-    data = write(home / "rows.jsonl", [{**row, "choices": ["3", "5"], "right": n % 2} for n, row in enumerate(rows)])
-    shared = {"dataset_path": "json", "dataset_kwargs": {"data_files": {"test": data}}, "test_split": "test"}
-    shared |= {"doc_to_text": "{{question}}"}
-    sums = {"task": "own_sums", "output_type": "generate_until", "doc_to_target": "{{answer}}"}
-    sums |= {"generation_kwargs": {"max_gen_toks": 24, "until": ["zzz"]}, "metric_list": [{"metric": "exact_match"}]}
-    choice = {"task": "own_choice", "output_type": "multiple_choice", "doc_to_target": "{{right}}"}
-    choice |= {"doc_to_choice": "{{choices}}", "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}]}
+    data = write(home / "rows.jsonl", rows)
+    task = {"task": "own_sums", "output_type": "generate_until", "test_split": "test", "dataset_path": "json"}
+    task |= {"dataset_kwargs": {"data_files": {"test": data}}, "metric_list": [{"metric": "exact_match"}]}
+    task |= {"doc_to_text": "{{question}}", "doc_to_target": "{{answer}}"}
+    task |= {"generation_kwargs": {"max_gen_toks": 24, "until": ["zzz"]}}
     (home / "tasks").mkdir()
-    for task in (sums, choice):
-        (home / "tasks" / f"{task['task']}.yaml").write_text(yaml.safe_dump(shared | task))
+    (home / "tasks" / "own_sums.yaml").write_text(yaml.safe_dump(task))
     evaluate(capsys, "adapter", "--harness", "own_*", "--harness_include", "tasks", "--max_examples", "5")
     evaluate(capsys, "adapter", data, "--metric", "exact", "--max_new_tokens", "24", "--max_examples", "5")
     rows = lines(home / "adapter" / "evaluation-rows" / "predictions.jsonl")
     assert len(rows) == 5 and len(set(answers)) > 1
     assert answers == [row["generated_response"] for row in rows]
     metrics = json.loads((home / "adapter" / "evaluation-own_" / "metrics.json").read_text())["metrics"]
-    assert set(metrics) == {"own_choice acc", "own_choice acc_norm", "own_sums exact_match"}
-    assert metrics["own_choice acc"]["n"] == 5 and metrics["own_choice acc"]["stderr"] > 0
-    assert "no task 'own_sum'; did you mean 'own_sums'?" in evaluate(
-        capsys, "a", "--harness", "own_sum", "--harness_include", "tasks", status=2
-    )
+    assert set(metrics) == {"own_sums exact_match"} and metrics["own_sums exact_match"]["n"] == 5
+    said = evaluate(capsys, "a", "--harness", "own_sum", "--harness_include", "tasks", status=2)
+    assert "no task 'own_sum'; did you mean 'own_sums'?" in said

@@ -1,8 +1,6 @@
 """The command lines of the method's pages: each runs after the script's name is replaced, and does what its page says."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -91,12 +89,9 @@ SAYS = {
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    """The rows that STEPJEPA_PUBLISHED_DATA names, or made-up chats with steps."""
-    if os.environ.get("STEPJEPA_PUBLISHED_DATA"):
-        return Path(os.environ["STEPJEPA_PUBLISHED_DATA"])
+def data(tmp_path_factory):
     rows = [{"messages": [SYSTEM, *row["messages"]], "total_steps": 2} for row in step_rows(16)]
-    return Path(write(tmp_path_factory.mktemp("data") / "gsm8k_step_jepa.jsonl", rows))
+    return write(tmp_path_factory.mktemp("data") / "gsm8k_step_jepa.jsonl", rows)
 
 
 # What the flags of the others come to, EXPECTED says, and other tests train with it.
@@ -106,9 +101,8 @@ RUNS = [pytest.param(name, marks=() if name in SHORT else pytest.mark.long) for 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_command(name, data, tmp_path, capfd):
-    model = os.environ.get("STEPJEPA_PUBLISHED_MODEL", "tiny")
     output = tmp_path / "out"
-    added = f"--train_file {data} --output_dir {output} --model_name {model} --max_steps 2 --disable_tqdm true"
+    added = f"--train_file {data} --output_dir {output} --model_name tiny --max_steps 2 --disable_tqdm true"
     assert main(["train", *COMMANDS[name].split(), *added.split()]) == 0
     said = capfd.readouterr()
     assert "Traceback" not in said.out + said.err
