@@ -3,7 +3,6 @@
 ``make setup_browser`` fetches what these tests need. Without it they are skipped, and the summary says so.
 """
 
-import os
 import shutil
 import warnings
 from pathlib import Path
@@ -28,12 +27,9 @@ def missing(what):
 
 
 def chromium():
-    """The browser's program: STEPJEPA_CHROMIUM, one that is installed, or the one that Playwright has fetched."""
-    named = os.environ.get("STEPJEPA_CHROMIUM")
-    if named:
-        return named
-    installed = next((found for found in map(shutil.which, NAMES) if found), None)
-    return installed or next((str(found) for found in sorted(FETCHED.glob("chromium-*/chrome-linux*/chrome"))), None)
+    """The browser's program: one that is installed, or the one that Playwright has fetched."""
+    fetched = sorted(map(str, FETCHED.glob("chromium-*/chrome-linux*/chrome")))
+    return next(filter(None, [*map(shutil.which, NAMES), *fetched]), None)
 
 
 @pytest.fixture(scope="session")

@@ -19,16 +19,10 @@ def made(*words):
 
 
 @pytest.fixture(scope="session")
-def pair(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("report")
-    made(*write_pair(folder, **HOSTILE))
-    return folder / "regular" / "report.html"
-
-
-@pytest.fixture(scope="session")
-def pages(tmp_path_factory, pair):
+def pages(tmp_path_factory):
     """Every kind of page."""
     folder = tmp_path_factory.mktemp("reports")
+    made(*write_pair(folder / "hostile", **HOSTILE))
     several = [*write_pair(folder, "rw" * 30, "rrww" * 15), write_run(folder / "third", "llm_jepa", lbd=2)]
     write_evaluation(several[2], "wwwr" * 15)
     (folder / "begun").mkdir()
@@ -36,8 +30,8 @@ def pages(tmp_path_factory, pair):
     made(*several)
     for place in (write_study(folder / "study", answers=True), write_study(folder / "old"), folder / "begun"):
         made(place)
-    places = {"three": "regular", "study": "study", "old": "old", "begun": "begun"}
-    return {"pair": pair, **{name: folder / place / "report.html" for name, place in places.items()}}
+    places = {"pair": "hostile/regular", "three": "regular", "study": "study", "old": "old", "begun": "begun"}
+    return {name: folder / place / "report.html" for name, place in places.items()}
 
 
 def questions(page):
@@ -48,8 +42,8 @@ def choose(page, label):
     page.locator("label.choice", has_text=label).click()
 
 
-def test_the_filter(open_page, pair):
-    page = open_page(pair)
+def test_the_filter(open_page, pages):
+    page = open_page(pages["pair"])
     labels = page.locator("label.choice").all_inner_texts()
     assert labels == ["all (5)", "both right (1)", "only A (2)", "only B (1)", "both wrong (1)"]
     for label, left in (("both right", ["0"]), ("only A", ["1", "4"]), ("only B", ["2"]), ("both wrong", ["3"])):
@@ -83,8 +77,8 @@ def test_three_models(open_page, pages):
     assert page.evaluate("document.activeElement === document.querySelectorAll('.card')[12]")
 
 
-def test_a_chart_by_pointer_and_keys(open_page, pair):
-    page = open_page(pair)
+def test_a_chart_by_pointer_and_keys(open_page, pages):
+    page = open_page(pages["pair"])
     plot = page.locator('[data-chart="lm_loss"] .plot')
     plot.scroll_into_view_if_needed()
     box = plot.locator("svg").bounding_box()
@@ -99,8 +93,8 @@ def test_a_chart_by_pointer_and_keys(open_page, pair):
     assert page.inner_text("#say") == "step 50; step 0.1; step (evaluation) 0.2"
 
 
-def test_text_of_the_data_is_text(open_page, pair):
-    page = open_page(pair)
+def test_text_of_the_data_is_text(open_page, pages):
+    page = open_page(pages["pair"])
     assert page.locator("script").count() == 2 and page.locator("img").count() == 0
     for place, text in enumerate(HOSTILE.values()):
         card = page.locator(".card").nth(place)
