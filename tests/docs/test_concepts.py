@@ -10,27 +10,17 @@ import torch.nn.functional as F
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "concepts.md").read_text(encoding="utf-8")
 
 
-@pytest.fixture(scope="module")
-def ran():
-    """The names that the page's code leaves behind, and the lines that it prints."""
+def test_the_code_learns_and_its_losses_are_those_of_separate_passes():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 45 and "Trainer" not in code
     printed: list[str] = []
     names = {"print": printed.append}
     with torch.random.fork_rng():
         exec(compile(code, "docs/concepts.md", "exec"), names)
-    return code, names, printed
-
-
-def test_it_stays_forty_lines_and_learns_and_prints_both_losses(ran):
-    assert len([line for line in ran[0].splitlines() if line.strip()]) <= 45 and "Trainer" not in ran[0]
-    found = [re.fullmatch(r"step (\d+): LM (\d\.\d{3}) nats a character, JEPA (\d\.\d{3})", line) for line in ran[2]]
+    found = [re.fullmatch(r"step (\d+): LM (\d\.\d{3}) nats a character, JEPA (\d\.\d{3})", line) for line in printed]
     assert all(found) and [int(match[1]) for match in found] == [10, 20, 30]
     first, last = float(found[0][2]), float(found[-1][2])
     assert last < first - 0.5 and last < 2.7
-
-
-def test_losses_are_those_of_separate_passes(ran):
-    names = ran[1]
     model, chats = names["model"], [("Ann has 3.", "3 + 4 = 7.\n\n7 - 2 = 5.\n\nSo 5."), ("Bo?", "Ten.\n\nNine!")]
     examples = [names["make_example"](*chat) for chat in chats]
     batch = names["collate"](examples)

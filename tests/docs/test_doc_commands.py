@@ -105,12 +105,7 @@ def test_flags_in_the_text_exist(reference):
     unknown = []
     for page in PAGES:
         text = re.sub(r"^( *)```.*?^\1```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-        # The first column of the table of flags that are not here, but for the names that have another meaning here.
-        head, title, rest = text.partition("that are not here\n")
-        table, end, rest = rest.partition("\n#")
-        absent = set(re.findall(r"`--(\w+)", " ".join(re.findall(r"^\|([^|]*)", table, re.MULTILINE))))
-        assert not absent & known - {"eval_split", "eval_steps"}, f"{page.name}: listed as not here"
-        text = head + title + re.sub(r"^\|[^|]*", "|", table, flags=re.MULTILINE) + end + rest
+        text = re.sub(r"that are not here\n.*?\n#", "", text, flags=re.DOTALL)  # of published flags
         spans = re.findall(r"`(?!python|pip|make|git|sbatch|torchrun|accel)([^`\n]+)`", text)
         flags = {flag.replace("-", "_") for span in spans for flag in re.findall(r"(?<![\w-])--([A-Za-z][\w-]*)", span)}
         left = flags - known - {f"no_{name}" for name in known}
@@ -119,14 +114,13 @@ def test_flags_in_the_text_exist(reference):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made(tmp_path_factory, tokenizer):
     """Files and models of the names that the pages use."""
     folder = tmp_path_factory.mktemp("made")
     rows = [{**row, "rationale": "Add one number after the other."} for row in step_rows(12)]
     raw = [{"question": f"What is {n} + 1?", "answer": f"{n} + 1.\nSo {n + 1}.\n#### {n + 1}"} for n in range(12)]
     answers = [f"First we add the number 1 to {n}.\n\nThe answer is then \\boxed{{{n + 1}}}." for n in range(12)]
     solved = [{"problem": row["question"], "solution": text} for row, text in zip(raw, answers, strict=True)]
-    write(folder / "mbpp.jsonl", [{"text": "Add one.", "code": "def f(x): ...", "test_list": ["assert f(1) == 2"]}])
     (folder / "shards").mkdir()
     for name in ("data", "train", "valid", "train.valid", "gsm8k", "regex", "huge", "shards/train-0"):
         write(folder / f"{name}.jsonl", rows)
@@ -140,7 +134,6 @@ def made(tmp_path_factory):
     (folder / "run.yaml").write_text("train_file: data.jsonl\nobjective: step_jepa\nmodel_name: tiny\n")
     (study,) = [block for block in blocks(ROOT / "docs" / "study.md", "yaml") if block.startswith("title:")]
     (folder / "study.yaml").write_text(f"{study}mini: {{base: {{max_steps: 2}}}}\n")
-    tokenizer = load_tokenizer("tiny", (message["content"] for row in rows for message in row["messages"]))
     load_model("tiny", tokenizer, seed=1).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     return folder
