@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import transformers
 
-from support.rows import gsm8k, write
-
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
 pytestmark = pytest.mark.slow
@@ -54,13 +52,3 @@ def test_the_gpu_benchmark_is_rehearsed_on_cpu(run, tmp_path):
     assert set(arms["gsm8k"]) == set(names) and list(arms["long"]) == ["regular", "trl_best", "step_jepa"]
     assert all(figures["tokens_per_second"]["median"] > 0 for data in arms.values() for figures in data.values())
     assert "regular / the fastest of TRL: " in page.read_text()
-
-
-@pytest.mark.long
-def test_every_way_to_generate_gives_the_same_tokens(run, tmp_path):
-    questions = tmp_path / "rows.jsonl"
-    write(questions, [gsm8k(number) for number in range(6)])
-    arguments = ["--model", "tiny", "--questions", questions, "--count", 6, "--batch_size", 4, "--max_new_tokens", 5]
-    arms = run("generation.py", *arguments)["arms"]
-    assert list(arms) == ["one call", "continuous"]
-    assert all(arm["equal_answers"] == 6 and arm["tokens_per_second"]["median"] > 0 for arm in arms.values())

@@ -15,8 +15,6 @@ from support.loops import CASES, SPREAD, STEPS, WINDOW, example, model_for, rows
 from support.models import tiny_model
 from support.sharding import launch
 
-HORIZONS = {"objective": "step_jepa", "step_pairs": "plan", "horizon": 2}
-
 
 def assert_same_bits(weights, expected):
     assert weights.keys() == expected.keys()
@@ -208,8 +206,9 @@ def test_what_does_not_fit_is_one_line(tokenizer):
     learned = tiny_model("gpt2", vocab_size=len(tokenizer))
     with pytest.raises(ConfigError, match="256 learned positions.*Encoder.tokenizer, model"):
         parts.attach(learned, parts.Encoder(tokenizer))
+    horizons = parts.Encoder(tokenizer, objective="step_jepa", step_pairs="plan", horizon=2, predictors=0)
     with pytest.raises(ConfigError, match="predictors=0 predicts 2 horizons from one state"):
-        parts.attach(model_for(tokenizer), parts.Encoder(tokenizer, **{**HORIZONS, "predictors": 0}))
+        parts.attach(model_for(tokenizer), horizons)
     with pytest.raises(ConfigError, match="parts.attach"):
         parts.Collator(parts.Encoder(tokenizer), learned)
     with pytest.raises(ConfigError, match="the model"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rows import step_rows
+from support.rows import step_rows, write
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.long
@@ -53,8 +53,7 @@ def test_the_wheel_alone_trains_evaluates_and_compares(wheel, tmp_path):
     installed = {one["name"].lower() for one in json.loads(run(program / "pip", "list", "--format=json", cwd=tmp_path))}
     assert not installed & {"matplotlib", "scikit-learn", "statsmodels", "math-verify", "pytest"}
     for seed, name in enumerate(("data", "test")):
-        rows = "".join(json.dumps(row) + "\n" for row in step_rows(24, seed=seed))
-        (tmp_path / f"{name}.jsonl").write_text(rows)
+        write(tmp_path / f"{name}.jsonl", step_rows(24, seed=seed))
     for command in (
         "train --train_file data.jsonl --model_name tiny --regular --max_steps 3 --output_dir runs/regular",
         "train --train_file data.jsonl --model_name tiny --step_jepa --max_steps 3 --output_dir runs/step",
