@@ -86,8 +86,11 @@ def test_lm_eval_itself_asks_as_we_do(home, capsys, monkeypatch):
 
     monkeypatch.setattr(HFLM, "generate_until", generate_until)
     train = f"train --train_file {write(home / 'train.jsonl', TRAIN)} --step_jepa --batch_size 8 --disable_tqdm true"
-    adapter = "--model_name a --lora --merge_lora false --max_steps 40 --learning_rate 0.02 --output_dir adapter"
-    assert main([*train.split(), *adapter.split(), "--system_prompt", SYSTEM]) == 0
+    words = [*train.split(), "--system_prompt", SYSTEM]
+    run = "--model_name tiny --learning_rate 3e-3 --max_steps 40 --output_dir run"
+    assert main([*words, *run.split()]) == 0
+    adapter = "--model_name run --lora --merge_lora false --max_steps 6 --learning_rate 0.02 --output_dir adapter"
+    assert main([*words, *adapter.split()]) == 0
     rows = [{"question": row["messages"][0]["content"], "answer": row["ground_truth"]} for row in TEST]
     data = write(home / "rows.jsonl", rows)
     task = {"task": "own_sums", "output_type": "generate_until", "test_split": "test", "dataset_path": "json"}
