@@ -28,3 +28,9 @@ def test_flags_stand_in_groups_with_defaults_and_one_example(command, capsys, mo
     assert set(re.findall(r"--(\w+)", example)) <= spelt | {"config"}, "the example has what is no option"
     assert main([command, "--help_all"]) == 0
     assert set(flags_in(text)) - {"help_all"} <= set(flags_in(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("words", [["check", "-x"], ["check", "a", "b"], ["prepare", "--config", "nowhere.yml"]])
+def test_mistakes_do_not_hide_the_help(words, capsys):
+    assert main([*words, "--help"]) == 0
+    assert "usage: stepjepa" in capsys.readouterr().out
