@@ -39,6 +39,7 @@ class Player:
         fails: from a run's name and a stage to whether it fails.
         diverges: from a run's name to whether its training ends because the loss is not finite.
         die: the number of the call at which the study is interrupted.
+        record, log: what stands in run.json and in the log of each training.
     """
 
     def __init__(self):
@@ -47,6 +48,8 @@ class Player:
         self.fails = lambda run, stage: False
         self.diverges = lambda run: False
         self.die = None
+        self.record = {}
+        self.log = [{"step": 4}]
         self._lock = threading.Lock()
 
     def __call__(self, log, argv, environment):
@@ -67,9 +70,9 @@ class Player:
                 raise StageFailed("exit status 1")
             (folder.model / "model.safetensors").write_bytes(b"weights")
             metrics = {"total_flos": 100.0 + options["seed"], "train_runtime": 2.0}
-            written = {"steps": 4, "metrics": metrics, "log_history": [{"step": 4}]}
+            written = {"steps": 4, "metrics": metrics, "log_history": self.log}
             (folder.model / "metrics.json").write_text(json.dumps(written))
-            (folder.model / "run.json").write_text("{}")
+            (folder.model / "run.json").write_text(json.dumps(self.record))
             return
         for split in argv[2:]:
             assert folder.has_weights, "the weights were deleted before they were scored"

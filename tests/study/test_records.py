@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study import stages
 from stepjepa.utils.files import locked
 from support.rows import lines as lines_of
 from support.rows import write
@@ -52,21 +51,6 @@ def test_the_records_alone_are_enough(carry_out, player, tmp_path, die, more):
     assert player.calls == [] and tables(tmp_path / "out") == tables(tmp_path / "whole")
     at = outcome.state.choice("", "regular")["at"]
     assert all(one.at["test"] > at for one in records_of(outcome) if one.arm == "regular" and one.chosen)
-
-
-def test_failed_runs_stay_in_the_records(carry_out, player, tmp_path):
-    kept = str(tmp_path / "new" / "kept.jsonl")
-    player.fails = lambda name, stage: name == "step_jepa seed 2"
-    carry_out(kept=kept)
-    (failed,) = [line for line in lines_of(tmp_path / "new" / "kept.jsonl") if line["status"] == "failed"]
-    assert failed["settings"]["lbd"] == 0.5 and "the last line of train" in failed["error"] and failed["at"] == {}
-    player.fails, player.calls = lambda name, stage: False, []
-    shutil.rmtree(tmp_path / "out")
-    assert not carry_out(kept=kept).failed and [name for name, what in player.calls if what == "train"] == [
-        "step_jepa seed 2"
-    ]
-    found = lines_of(tmp_path / "new" / "kept.jsonl")
-    assert failed in found and len(found) == 7 and found[-1]["status"] == "finished"
 
 
 def test_runs_that_ended_unseen_are_added(carry_out, tmp_path):
@@ -118,24 +102,15 @@ def test_records_of_another_study_are_refused(carry_out, player, tmp_path):
         carry_out(kept=str(kept), folder="third")
 
 
-def test_records_name_machine_types_commit_and_losses(carry_out, player, tmp_path, monkeypatch):
-    kept, play = tmp_path / "kept.jsonl", player.__call__
-    record = {"device": "cpu", "machine": {"processor": "A processor"}, "git_commit": "abc"}
-    record["settings"] = {"dtype": "float32", "bf16": True}
+def test_records_name_machine_types_commit_and_losses(carry_out, player, tmp_path):
+    kept = tmp_path / "kept.jsonl"
+    player.record = {"device": "cpu", "machine": {"processor": "A processor"}, "git_commit": "abc"}
+    player.record["settings"] = {"dtype": "float32", "bf16": True}
     entry = {"step": 2, "lm_loss": 0.5, "grad_norm": 2.0}
     evaluation = {"step": 4, "eval_loss": 0.75, "eval_lm_loss": 0.5, "examples": 16, "total_flos": 100.0}
-    log = [{**entry, "loss": 1.0, "epoch": 1}, {**evaluation, "eval_runtime": 1.5}]
-
-    def with_record(log_file, argv, environment):
-        play(log_file, argv, environment)
-        if argv[0] == "train":
-            (log_file.parent / "model" / "run.json").write_text(json.dumps(record))
-            written = {"steps": 4, "metrics": {}, "log_history": log}
-            (log_file.parent / "model" / "metrics.json").write_text(json.dumps(written))
-
-    monkeypatch.setattr(stages, "run_process", with_record)
+    player.log = [{**entry, "loss": 1.0, "epoch": 1}, {**evaluation, "eval_runtime": 1.5}]
     carry_out("seeds=[1]", kept=str(kept))
-    record["device"] = "NVIDIA H100"
+    player.record["device"] = "NVIDIA H100"
     carry_out("seeds=[1, 2]", kept=str(kept))
     shutil.rmtree(tmp_path / "out")
     for records in (lines_of(kept), [vars(one) for one in records_of(carry_out("seeds=[1, 2]", kept=str(kept)))]):
