@@ -29,10 +29,6 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).normal(size=shape)
 
 
-def states(rows=50, width=7, seed=0, cone=0.0):
-    return (normal(rows, width, seed=seed) + cone).astype(np.float32)
-
-
 @pytest.mark.parametrize("block", [1, 2**23])
 def test_pairs_by_hand(block, monkeypatch):
     """Cosines: row 1 (1, 0, .6), row 2 (0, 1, .8), row 3 (-1, 0, -.6); their right targets have ranks 1, 1 and 2 of 3."""
@@ -51,7 +47,7 @@ def test_pairs_by_hand(block, monkeypatch):
 
 
 def test_cosines_of_a_narrow_cone_keep_their_digits():
-    cone = [np.float64(1000) + states(60, 9, seed) for seed in (1, 2)]
+    cone = [1000 + normal(60, 9, seed=seed) for seed in (1, 2)]
     off = (unit_rows(cone[0]) @ unit_rows(cone[1]).T)[~np.eye(60, dtype=bool)]
     numbers = pair_numbers(*cone)
     assert off.std() < 1e-5 and numbers.shuffled_sd == pytest.approx(off.std(), rel=1e-3)
@@ -60,7 +56,7 @@ def test_cosines_of_a_narrow_cone_keep_their_digits():
 
 def test_ties_count_as_drawn_at_random():
     """Collapsed states are at chance exactly; a target that occurs twice is found every other time."""
-    one = np.tile(states(1, 6, 3), (40, 1))
+    one = np.tile(normal(1, 6, seed=3), (40, 1))
     numbers = pair_numbers(one, 2 * one)
     assert numbers.retrieval_at_1 == pytest.approx(numbers.chance_at_1) == pytest.approx(1 / 40)
     assert numbers.mrr == pytest.approx(numbers.chance_mrr)
@@ -86,7 +82,7 @@ def test_singular_values_and_their_rank():
 
     from stepjepa.training.metrics import collapse_signs as logged
 
-    rows = states(60, 12, cone=3.0)
+    rows = (normal(60, 12) + 3).astype(np.float32)
     assert singular_values(rows) == pytest.approx(linalg.svdvals(rows.astype(np.float64)))
     for values, rank in (([2.0] * 4, 4.0), ([5.0, 0.0, 0.0], 1.0), ([3.0, 1.0], 1.7548), ([0.0] * 3, 0.0)):
         assert effective_rank(np.array(values)) == pytest.approx(rank, abs=1e-4)
@@ -112,10 +108,7 @@ def test_a_map_agrees_with_scikit_learn():
 
 
 def test_maps_at_their_ends():
-    """An exact one is found; more dimensions than rows fit noise and predict nothing; constant targets."""
-    source = normal(60, 5)
-    exact = linear_map(source, source @ normal(5, 3, seed=1))
-    assert exact.train_error < 1e-12 and exact.test_r2 == pytest.approx(1.0)
+    """More dimensions than rows fit noise and predict nothing; constant targets."""
     noise = linear_map(normal(40, 64), normal(40, 64, seed=1))
     assert noise.train_rows == 32 and noise.train_error < 1e-10 and noise.test_r2 < 0
     assert linear_map(normal(30, 4), np.zeros((30, 2))).test_r2 is None

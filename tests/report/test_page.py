@@ -45,10 +45,6 @@ def test_what_was_run(pair):
 def test_the_answer_comes_first(tmp_path):
     """Whatever the order of the folders: what was compared, the difference with its interval, and what may be concluded."""
     a, b = write_pair(tmp_path, "rrrrwwww", "rrrrrrrw")
-    for run, day in ((a, "2026-11-19T10:00:00+00:00"), (b, "2026-11-20")):
-        record = json.loads((run / "run.json").read_text())
-        machine = {"platform": "Linux-6", "cpus": 2}
-        write(run / "run.json", {**record, "date": day, "machine": machine, "command": None, "device": "cpu"})
     read = Reader(page_of(b, a))
     text = read.text("answer")
     assert list(read.sections) == "answer accuracy curves predictions run".split()
@@ -58,13 +54,8 @@ def test_the_answer_comes_first(tmp_path):
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
         "compared at equal compute. Compared: step (objective"
     ) in text
-    assert ["date", "2026-11-20", "2026-11-19T10:00:00+00:00"] in read.rows("Settings")
-    assert all([name, value, value] in read.rows("Settings") for name, value in (("cpus", "2"), ("device", "cpu")))
-    assert "command" not in [row[0] for row in read.rows("Settings")]
-
     shuffled = write_run(tmp_path / "shuffled", control="shuffled")
-    record = json.loads((b / "run.json").read_text())
-    write(b / "run.json", {**record, "settings": {**record["settings"], "same_flop": True}})
+    write_run(b, predictors=2, same_flop=True)
     assert "not established: one seed of each. Compared:" in Reader(page_of(a, b, shuffled)).text("answer")
     assert "no two models here have answered the same questions" in Reader(page_of(a)).text("answer")
 
@@ -140,10 +131,6 @@ def test_the_sample_has_every_kind():
 def test_long_texts_lose_their_middle(tmp_path):
     assert cut("abcdef", 6) == "abcdef"
     assert cut("ab" + "x" * 1000 + "yz", 4) == "ab\n[... 1,000 characters are left out here ...]\nyz"
-    few = write_run(tmp_path / "few")
-    write_evaluation(few, "rw", q0="long " * 500)
-    (made,) = page_data(page_of(few))["predictions"]
-    assert made["rows"][0]["question"] == "question " + "long " * 500
     run = write_run(tmp_path / "run")
     write_evaluation(run, "rw" * 100, **{f"q{n}": "long " * 1500 for n in range(200)})
     assert len(page_of(run)) < 3_000_000
@@ -153,9 +140,7 @@ def test_a_study(tmp_path):
     """The tables of table.json, also of version 0.2; curves are means over the seeds."""
     page = page_of(write_study(tmp_path / "study"))
     read = Reader(page)
-    assert '<h1 dir="auto">A study</h1>' in page and '<h3 dir="auto">gsm8k (higher is better)</h3>' in page
-    heads, regular, step = read.rows("gsm8k (higher is better)")
-    assert heads[:5] == ["arm", "seeds", "mean", "sd", "95 % interval"] and heads[-1] == "verdict"
+    _, regular, step = read.rows("gsm8k (higher is better)")
     assert regular[:3] == ["regular", "2", "0.5"] and regular[-1] == "baseline"
     assert "+0.0125 [-0.0075, +0.0325]" in step
     assert step[-1] == "not established: n=2 seeds in common with regular; a | b"
@@ -164,12 +149,9 @@ def test_a_study(tmp_path):
         "The answer gsm8k (higher is better), against regular: step_jepa: not established: n=2 seeds in"
     )
     assert "a | b at equal examples: +0.0125 [-0.0075, +0.0325], p = 0.200 (Holm), n = 2 seeds Compared:" in text
-    assert text.endswith("Compared: regular; step_jepa.")
     assert "step_jepa seed 2: exit status 2" in read.text("study")
     assert [row[0] for row in read.rows("Cost")[1:]] == ["regular/seed-1", "regular/seed-2", "step_jepa/seed-1"]
-    assert read.rows("Cost")[1][1:] == ["50", "0:01:15", "160", "2.5 T"]
     assert "only studies since version 0.3 keep the answers of their runs" in read.text("accuracy")
-    assert {row[0]: row[1:] for row in read.rows("Settings")}["objective differs"] == ["regular", "step_jepa"]
     (chart,) = [
         one for one in page_data(page)["charts"]["lm_loss"] if (one["name"], one["kind"]) == ("regular", "training")
     ]
