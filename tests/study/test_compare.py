@@ -1,7 +1,5 @@
 """Verdicts of a study: what may be called better, what is said to be missing, and the table that shows them."""
 
-from __future__ import annotations
-
 import pytest
 
 from stepjepa.evaluation.statistics import holm, paired_difference
@@ -58,45 +56,42 @@ def test_lower_may_be_better():
     assert said == "no difference shown: worse at equal compute"
 
 
+BETTER = "not established: better at equal examples; "
+SHUFFLED = arm("shuffled", NONE)
+
+
 @pytest.mark.parametrize(
-    ("links", "others", "said"),
+    ("arms", "said"),
     [
-        ({}, [], "no shuffled control was run; not compared at equal compute"),
-        ({"control": "shuffled"}, [arm("shuffled", NONE)], "not compared at equal compute"),
-        ({"needs_control": False}, [], "not compared at equal compute"),
-        (FULL, [arm("shuffled", UP), arm("short", HALF)], "against its shuffled control: no difference shown"),
+        ([arm("jepa", NONE)], "no difference shown"),
+        ([arm("jepa", DOWN)], "worse"),
+        ([arm("jepa", UP, seeds=[0, 1])], "not established: n=2 seeds in common with plain"),
+        ([arm("jepa", seeds=[])], "not established: n=0 seeds in common with plain"),
+        ([arm("jepa", [2.0] * 5)], "not established: all 5 differences from plain are equal"),
+        ([arm("jepa", UP)], f"{BETTER}no shuffled control was run; not compared at equal compute"),
+        ([arm("jepa", UP, control="shuffled"), SHUFFLED], f"{BETTER}not compared at equal compute"),
+        ([arm("jepa", UP, needs_control=False)], f"{BETTER}not compared at equal compute"),
         (
-            BOTH,
-            [arm("shuffled"), arm("random", UP), arm("short", HALF)],
-            "against its random control: no difference shown",
+            [arm("jepa", UP, **FULL), arm("shuffled", UP), arm("short", HALF)],
+            f"{BETTER}against its shuffled control: no difference shown",
         ),
-        (FULL, [arm("shuffled"), arm("short", NONE)], "at equal compute: no difference shown"),
-        (FULL, [arm("shuffled"), arm("short", DOWN)], "at equal compute: worse"),
-        (FULL, [arm("shuffled"), arm("short", seeds=[3])], "at equal compute: n=1 seed in common with plain"),
+        (
+            [arm("jepa", UP, **BOTH), SHUFFLED, arm("random", UP), arm("short", HALF)],
+            f"{BETTER}against its random control: no difference shown",
+        ),
+        ([arm("jepa", UP, **FULL), SHUFFLED, arm("short", NONE)], f"{BETTER}at equal compute: no difference shown"),
+        ([arm("jepa", UP, **FULL), SHUFFLED, arm("short", DOWN)], f"{BETTER}at equal compute: worse"),
+        (
+            [arm("jepa", UP, **FULL), SHUFFLED, arm("short", seeds=[3])],
+            f"{BETTER}at equal compute: n=1 seed in common with plain",
+        ),
+        # An arm that costs as much needs no other comparison of compute.
+        ([arm("jepa", UP, flops=101, control="shuffled"), SHUFFLED], "better"),
+        ([arm("jepa", UP, flops=103, control="shuffled"), SHUFFLED], f"{BETTER}not compared at equal compute"),
     ],
 )
-def test_what_is_missing_is_said(links, others, said):
-    assert verdict(arm("jepa", UP, **links), *others) == f"not established: better at equal examples; {said}"
-
-
-def test_an_arm_that_costs_as_much_needs_no_other_comparison_of_compute():
-    shuffled = arm("shuffled", NONE)
-    assert verdict(arm("jepa", UP, flops=101, control="shuffled"), shuffled) == "better"
-    assert verdict(arm("jepa", UP, flops=103, control="shuffled"), shuffled).endswith("not compared at equal compute")
-
-
-@pytest.mark.parametrize(
-    ("jepa", "said"),
-    [
-        (arm("jepa", NONE), "no difference shown"),
-        (arm("jepa", DOWN), "worse"),
-        (arm("jepa", UP, seeds=[0, 1]), "not established: n=2 seeds in common with plain"),
-        (arm("jepa", seeds=[]), "not established: n=0 seeds in common with plain"),
-        (arm("jepa", [2.0] * 5), "not established: all 5 differences from plain are equal"),
-    ],
-)
-def test_verdicts_without_control(jepa, said):
-    assert verdict(jepa) == said
+def test_verdicts(arms, said):
+    assert verdict(*arms) == said
 
 
 @pytest.mark.parametrize("lost", [None, float("nan"), float("inf")])
