@@ -1,7 +1,5 @@
 """Studies whose processes are played: what a study does with its runs, without training any."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import threading

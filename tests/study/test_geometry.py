@@ -1,7 +1,5 @@
 """Numbers of the states as metrics of a study."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

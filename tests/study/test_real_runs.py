@@ -1,19 +1,15 @@
 """Studies whose runs are trained, on the built-in problems and the smallest model, for a few steps."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from statistics import fmean
 
 import pytest
 
-from stepjepa.data.sources import RowSource
 from stepjepa.study import stages
 from stepjepa.study.reading import read_options, read_study
 from stepjepa.study.run import run_study
-from stepjepa.study.score import score_model
-from stepjepa.study.spec import Scoring, StudyOptions
+from stepjepa.study.spec import StudyOptions
 from stepjepa.study.tree import parse_tree, recipe_files
 from support.rows import lines as lines_of
 from support.runs import run_here
@@ -93,15 +89,6 @@ def test_arms_are_paired_by_seed(results):
             losses[arm, seed] = written["log_history"][0]["lm_loss"]  # of the first batch, before any step
         assert len({round(loss, 5) for (_, one), loss in losses.items() if one == seed}) == 1, losses
     assert losses["regular", 1] != pytest.approx(losses["regular", 2], abs=1e-3)
-
-
-def test_a_model_scored_again_has_the_numbers_of_its_record(results):
-    folder, _, _ = results
-    model, test = folder / "runs" / "step_jepa" / "seed-1" / "model", next((folder / "data").rglob("test.jsonl"))
-    metrics = {"answer_nll": {}, "exact": {}, "prefix": {"reference_column": "ground_truth"}}
-    found = score_model(model, RowSource(test), metrics, Scoring(batch_size=4, max_new_tokens=4), {})[0]
-    assert list(found) == list(metrics) and found["exact"] == 0.0
-    assert found["answer_nll"] == pytest.approx(values(folder, "step_jepa")[0], rel=1e-6)
 
 
 @pytest.mark.slow

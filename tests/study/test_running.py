@@ -1,8 +1,6 @@
 """What a study does: in which order, what it chooses, does again and refuses, and its end when its time is up. The processes
 are played."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import threading
@@ -18,6 +16,7 @@ from stepjepa.utils.files import locked
 from support.rows import lines as lines_of
 from support.studies import missing_lines, records_of
 
+pytest.importorskip("statsmodels")
 BOTH = ("select", "test")
 
 
@@ -26,7 +25,6 @@ def trained(player):
 
 
 def test_all_arms_of_a_seed_come_before_the_next_seed(carry_out, player):
-    pytest.importorskip("statsmodels")
     given = "controls=[shuffled, random]", "equal_compute=true"
     outcome = carry_out(*given)
     rows = ["regular", "step_jepa", "step_jepa+shuffled", "step_jepa+random", "step_jepa+same_flop"]
@@ -45,12 +43,10 @@ def test_an_interrupted_study_goes_on_with_what_is_not_done(carry_out, player, d
     player.die = die
     with pytest.raises(KeyboardInterrupt):
         carry_out()
-    done = len(player.calls) - 1
+    assert len(player.calls) == die
     player.die = None
-    outcome = carry_out()
-    assert not outcome.failed
+    assert not carry_out().failed
     assert len(player.calls) == 12 + 1 and len(set(player.calls)) == 12  # one began twice, none was done twice
-    assert done == die - 1
 
 
 def test_a_failed_run_stops_no_other_and_stays_in_the_records(carry_out, player, tmp_path):
@@ -73,7 +69,6 @@ def test_a_failed_run_stops_no_other_and_stays_in_the_records(carry_out, player,
 
 def test_the_runs_that_solved_the_task_are_counted(carry_out, player):
     """One that failed has not solved it."""
-    pytest.importorskip("statsmodels")
     player.value = lambda options, split: 0.01 * options["seed"]
     player.fails = lambda name, stage: name == "step_jepa seed 1"
     outcome = carry_out("solved=0.02")
@@ -102,18 +97,14 @@ TUNED = "tune={learning_rate: [1e-3, 2e-3, 3e-3]}"
 FEW = ["tune={learning_rate: [1e-3, 2e-3]}", "seeds=[1]"]
 
 
-def by_rate(best):
-    """Lower near the rate `best` of each arm on the validation split; on the test split another rate is better."""
+def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_out, player, tmp_path):
+    best = {"regular": 0.002, "step_jepa": 0.003}
 
     def value(options, split):
-        target = best[options["objective"]] if split == "select" else 0.001
+        target = best[options["objective"]] if split == "select" else 0.001  # on the test split another is better
         return abs(options["learning_rate"] - target) + 0.0001 * options["seed"]
 
-    return value
-
-
-def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_out, player, tmp_path):
-    player.value = by_rate({"regular": 0.002, "step_jepa": 0.003})
+    player.value = value
     outcome = carry_out(TUNED, "controls=[shuffled]", "equal_compute=true", "keep_models=false")
     assert len(trained(player)) == 2 * 9 + 2 * 3
     tested = sorted(name for name, what in player.calls if "test" in what)
@@ -135,17 +126,13 @@ def test_cells_that_diverged(carry_out, player):
     player.value = lambda options, split: None if options["objective"] == "step_jepa" else 1.0
     outcome = carry_out(TUNED, two, folder="everywhere")
     assert len(outcome.failed) == 6 and "no cell of this arm has a finite value" in outcome.failed[0].error
-    lowest = by_rate({"regular": 0.002, "step_jepa": 0.002})
-    player.value = lambda o, s: (
-        None if (o["learning_rate"], o["seed"]) == (0.002, 2) else lowest(o, s) - o["learning_rate"]
-    )
-    outcome = carry_out(TUNED, two)
-    assert outcome.state.choice("", "regular")["cell"] == {"learning_rate": 0.003}
-    assert outcome.state.choice("", "regular")["means"]["learning_rate=0.002"] is None
+    lost = (0.003, 2)  # a seed of the lowest cell
+    player.value = lambda o, split: None if (o["learning_rate"], o["seed"]) == lost else 1 - o["learning_rate"]
+    choice = carry_out(TUNED, two).state.choice("", "regular")
+    assert choice["cell"] == {"learning_rate": 0.002} and choice["means"]["learning_rate=0.003"] is None
 
 
 def test_the_choice_has_seeds_of_its_own(carry_out, player):
-    pytest.importorskip("statsmodels")
     player.value = lambda options, split: 1.0 - 100 * options["learning_rate"] + 0.001 * options["seed"]
     given = [FEW[0], "tune_seeds=[11]", "keep_models=false", "controls=[shuffled]"]
     outcome = carry_out(*given)
@@ -194,8 +181,7 @@ def test_results_of_other_settings_are_not_mixed(carry_out, player, before, afte
     calls = len(player.calls)
     with pytest.raises(ConfigError) as caught:
         carry_out(*after)
-    for word in [*words, "a table must not mix them"]:
-        assert word in str(caught.value)
+    assert all(word in str(caught.value) for word in [*words, "a table must not mix them"]), caught.value
     assert len(player.calls) == calls
     carry_out(*after, overwrite=True)
     assert len(player.calls) > calls
@@ -220,16 +206,14 @@ def test_other_code_is_another_study(carry_out, player, tmp_path, monkeypatch):
     carry_out("seeds=[1]")
     carry_out("seeds=[1]", "base.logging_steps=3", "base.save_steps=3")  # which leave the numbers as they are
     assert len(player.calls) == 4
-    source = tmp_path / "stepjepa"
-    for name in ("losses/l2.py", "study/stages.py", "report/html.py", "cli/study.py"):
-        (source / name).parent.mkdir(parents=True, exist_ok=True)
-        (source / name).write_text("one\n")
-    monkeypatch.setattr(records, "SOURCE", source)
+    monkeypatch.setattr(records, "SOURCE", tmp_path / "stepjepa")
     found = []
-    for name in ("report/html.py", "cli/study.py", "losses/l2.py", "study/stages.py"):
-        (source / name).write_text("two\n")
+    for name in ("losses/l2.py", "report/html.py", "cli/study.py", "losses/l2.py", "study/stages.py"):
+        file = tmp_path / "stepjepa" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"text {len(found)}")
         found.append(records.code_identity()["source"])
-    assert found[0] == found[1] and len(set(found)) == 3
+    assert found[0] == found[1] == found[2] and len(set(found)) == 3
     with pytest.raises(ConfigError, match=f"code source was .*, is {found[-1]}.*--overwrite_output_dir"):
         carry_out("seeds=[1]")
 
@@ -258,7 +242,6 @@ def test_what_is_in_the_folder(carry_out, player, tmp_path):
 
 def test_a_study_whose_time_is_up(study_file, player, tmp_path, monkeypatch):
     """What has ended is recorded, what was under way is neither failed nor recorded, and the next start goes on."""
-    pytest.importorskip("statsmodels")
     killed = threading.Event()
 
     def fails(run, stage):
