@@ -1,7 +1,5 @@
 """`answer_nll` against transformers' own loss and against the evaluation loss of training."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -53,7 +51,6 @@ def test_padding_changes_nothing(name):
 
 
 def trained(tmp_path, tokenizer, **options):
-    """A trainer after a step."""
     model = load_model("tiny", tokenizer, seed=1)
     trainer = trainer_for(tmp_path, tokenizer, ROWS, model=model, eval_rows=ROWS[:9], max_steps=1, **options)
     trainer.train()

@@ -1,7 +1,5 @@
 """From rows to questions and to solutions, and which system message they get."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 
@@ -17,6 +15,7 @@ from stepjepa.evaluation.score import drop_unusable
 from support.tokenizers import byte_bpe_tokenizer, fresh
 
 OWN = SystemPrompt(None, True, "")
+SOLVE = {"system_prompts": Counter({"Solve.": 9})}
 
 
 def chat(*turns):
@@ -52,9 +51,6 @@ def test_all_kinds_of_rows():
     assert [one.text for one in found] == ["q0", "q1", "q2", "q3"]
     assert [one.ground_truth for one in found] == ["a0 #### 3", "7", "a2", "a3"]
     assert found[3].row["messages"][-1] == {"role": "assistant", "content": "a3"}, "metrics read it as a list"
-
-
-def test_named_columns():
     rows = [{"ctx": "The sky is", "ends": ["red", "blue"], "label": 1, "answer": "no"}]
     (one,) = read(rows, columns=PairColumns("ctx", "ends", "label")).questions
     assert (one.text, one.ground_truth, one.row["answer"], one.row["label"]) == ("The sky is", "blue", "blue", 1)
@@ -97,20 +93,17 @@ def test_system_messages():
 @pytest.mark.parametrize(
     ("asked", "use", "known", "expected"),
     [
-        ("as_trained", False, {"Solve.": 9}, ("Solve.", False, "'Solve.', as in training, not the file's own")),
-        ("as_trained", False, {None: 9}, (None, False, "none, as in training")),
-        ("as_trained", False, {None: 1, "Solve.": 9}, ("Solve.", True, "used several")),
-        ("as_trained", False, {"S": 5, "others": 100}, ("S", True, "used several")),
+        ("as_trained", False, SOLVE, ("Solve.", False, "'Solve.', as in training, not the file's own")),
+        ("as_trained", False, {"without_system_prompt": 9}, (None, False, "none, as in training")),
+        ("as_trained", False, {**SOLVE, "without_system_prompt": 1}, ("Solve.", True, "used several")),
+        ("as_trained", False, {**SOLVE, "other_system_prompts": 100}, ("Solve.", True, "used several")),
         ("as_trained", False, {}, (None, True, "run has no record of its training")),
-        ("as_trained", True, {"Solve.": 9}, (None, True, "--use_test_prompts")),
-        (None, False, {"Solve.": 9}, (None, False, "none (--system_prompt)")),
+        ("as_trained", True, SOLVE, (None, True, "--use_test_prompts")),
+        (None, False, SOLVE, (None, False, "none (--system_prompt)")),
     ],
 )
 def test_the_choice_of_a_system_message(asked, use, known, expected):
-    prompts = Counter({name: count for name, count in known.items() if name not in ("others", None)})
-    without, others = known.get(None, 0), known.get("others", 0)
-    record = DataReport("", system_prompts=prompts, without_system_prompt=without, other_system_prompts=others)
-    text, keep, words = choose_system_prompt(asked, use, record, "run")
+    text, keep, words = choose_system_prompt(asked, use, DataReport("", **known), "run")
     assert (text, keep) == expected[:2] and expected[2] in words
 
 

@@ -1,7 +1,5 @@
 """Intervals, paired tests and Holm's correction by hand, by published examples, and against SciPy."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -81,7 +79,6 @@ def test_mcnemar_by_hand():
         ((-0.1, -0.2, -0.02), False, "On these questions b is behind a."),
         ((-0.1, -0.2, -0.02), True, "On these questions b is ahead of a."),
         ((0.1, 0.0, 0.2), False, "On these questions no difference between a and b is shown."),
-        ((0.1, None, None), False, "On these questions no difference between a and b is shown."),
         ((None, None, None), False, "On these questions no difference between a and b is shown."),
     ],
 )

@@ -27,6 +27,10 @@ def test_the_prompt_is_what_the_answer_was_trained_after(name):
         if "mistral" not in name or place == len(example.labels) - 1:  # whose tools stand before the last question
             assert ids == example.trunk[: example.labels[place].start].tolist()
         assert "degrees" in tokenizer.decode(ids) and "Oslo" in tokenizer.decode(ids)
+    # The likelihood is of every message of the assistant, calls included, as in training.
+    model = tiny_model("llama", vocab_size=len(tokenizer))
+    scored, _ = encode_answers(asked, Prompter(tokenizer), model, 4096)
+    assert scored[1].trunk.tolist() == store[1].trunk.tolist() and scored[1].labels == store[1].labels
 
 
 def test_answers_that_are_calls_alone():
@@ -38,15 +42,3 @@ def test_answers_that_are_calls_alone():
     # A message with text next to its call is no answer.
     (one,) = read_questions(RowSource([row([*ONE, call(content="Again."), result()])]), OWN).questions
     assert one.ground_truth == ANSWER
-
-
-def test_the_likelihood_is_of_what_the_assistant_writes():
-    tokenizer = tool_tokenizer("qwen2_5")
-    rows = [row(TWO_CALLS)]
-    questions = read_questions(RowSource(rows), OWN)
-    model = tiny_model("llama", vocab_size=len(tokenizer))
-    examples, _ = encode_answers(questions, Prompter(tokenizer), model, 4096)
-    store, _ = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings_of("regular", max_length=4096))
-    assert examples[0].trunk.tolist() == store[0].trunk.tolist()
-    # Every message of the assistant is labelled, calls included, as every answer of a chat with several.
-    assert examples[0].labels == store[0].labels and len(store[0].labels) == 3

@@ -4,10 +4,14 @@ import math
 
 import pytest
 
+from stepjepa.data.sources import RowSource
 from stepjepa.data.tasks import generate_rows, make_task
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.evaluation.metrics import Judgement, Metric, make_metric
+from stepjepa.evaluation.metrics import Judgement, Metric, make_metric, make_metrics
 from stepjepa.evaluation.metrics.base import METRICS
+from stepjepa.evaluation.questions import SystemPrompt, read_questions
+from stepjepa.evaluation.score import prediction_of, summarise
+from stepjepa.generation.output import Reply
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -153,3 +157,29 @@ def test_the_chosen_option():
         assert (verdict.gold, verdict.score) == (gold, float(gold is not None)), row
     with pytest.raises(DataError, match="must be a list of texts"):
         metric.score("A", {"answer": "A", "choices": {"text": ["x"], "label": ["A", "B"]}})
+
+
+# (response, ended by the model) -> exact, prefix, contains, stopped, text_after
+CASES = {
+    ("[a-z]+", True): (1, 1, 1, 1, 0),
+    ("[a-z]+ [a-z]+", False): (0, 1, 1, 0, 7),
+    (" it is [a-z]+.", True): (0, 0, 1, 1, 1),
+    ("\n[a-z]+<|end|>", True): (0, 1, 1, 1, 7),
+    (" [a-z]+\n", True): (1, 1, 1, 1, 0),
+    ("[A-Z]+", True): (0, 0, 0, 1, math.nan),
+    ("", False): (0, 0, 0, 0, math.nan),
+}
+MEANS = {"exact": 2 / 7, "prefix": 4 / 7, "contains": 5 / 7, "stopped": 5 / 7, "text_after": 3}
+
+
+def test_what_a_model_knows_is_apart_from_whether_it_stops():
+    rows = RowSource([{"question": "q", "answer": "[a-z]+"}] * len(CASES))
+    questions, metrics = read_questions(rows, SystemPrompt(None, True, "")).questions, make_metrics(MEANS)
+    found = []
+    for number, ((text, stopped), expected) in enumerate(CASES.items()):
+        found.append(prediction_of(questions[number], Reply(number, text, stopped), metrics, {}))
+        assert tuple(found[-1].scores.values()) == pytest.approx(expected, nan_ok=True)
+    summary = {metric.name: summarise(metric, found) for metric in metrics}
+    assert {name: summary[name]["value"] for name in MEANS} == pytest.approx(MEANS)
+    assert summary["stopped"]["kind"] == "accuracy" and summary["stopped"]["correct"] == 5
+    assert summary["text_after"]["kind"] == "count" and summary["text_after"]["n"] == 5

@@ -39,7 +39,6 @@ def test_what_a_verdict_says():
 
 
 def generated(generator, depth):
-    """A random pattern over few characters."""
     kind = generator.random()
     if depth == 0 or kind < 0.3:
         return generator.choice(["a", "B", ".", "[aB]", "[^a]", r"\b", "[a-z]", " ", "-", r"\w", r"\W", "^", "$"])

@@ -37,25 +37,16 @@ def note(metric, gold, answer):
 
 
 @pytest.mark.parametrize(
-    ("gold", "answer"),
-    [
-        ("SELECT name FROM student", "SELECT name FROM student ORDER BY id DESC"),
-        ("SELECT COUNT(*) FROM student", "SELECT 4.0"),
-        ("SELECT gpa FROM student WHERE id = 3", "SELECT 0.1 + 0.2"),
-        ("SELECT gpa, id FROM student", "SELECT gpa + 1e-12, id FROM student ORDER BY 1"),
-        ("SELECT id FROM student WHERE 0", "SELECT name FROM student WHERE name = 'x'"),
-        ("SELECT id FROM (SELECT id FROM student ORDER BY id)", "SELECT id FROM student ORDER BY id DESC"),
-        ("SELECT id FROM student", "SELECT id FROM student; DROP TABLE student"),
-        ("SELECT id FROM student;", "Here it is:\n```sql\nSELECT id FROM student;\n```\nIt lists ids."),
-    ],
-)
-def test_the_same_rows(metric, gold, answer):
-    assert note(metric, gold, answer) == ""
-
-
-@pytest.mark.parametrize(
     ("gold", "answer", "why"),
     [
+        ("SELECT name FROM student", "SELECT name FROM student ORDER BY id DESC", ""),
+        ("SELECT COUNT(*) FROM student", "SELECT 4.0", ""),
+        ("SELECT gpa FROM student WHERE id = 3", "SELECT 0.1 + 0.2", ""),
+        ("SELECT gpa, id FROM student", "SELECT gpa + 1e-12, id FROM student ORDER BY 1", ""),
+        ("SELECT id FROM student WHERE 0", "SELECT name FROM student WHERE name = 'x'", ""),
+        ("SELECT id FROM (SELECT id FROM student ORDER BY id)", "SELECT id FROM student ORDER BY id DESC", ""),
+        ("SELECT id FROM student", "SELECT id FROM student; DROP TABLE student", ""),
+        ("SELECT id FROM student;", "Here it is:\n```sql\nSELECT id FROM student;\n```\nIt lists ids.", ""),
         ("SELECT id FROM student ORDER BY id", "SELECT id FROM student ORDER BY -id", "different rows or order"),
         ("SELECT id, name FROM student", "SELECT name, id FROM student", "different rows"),
         ("SELECT DISTINCT name FROM student", "SELECT name FROM student", "4 rows instead of 3"),
@@ -66,9 +57,9 @@ def test_the_same_rows(metric, gold, answer):
         ("SELECT 1", "-- nothing", "the query fails: it returns no rows"),
     ],
 )
-def test_other_rows(metric, gold, answer, why):
+def test_the_same_and_other_rows(metric, gold, answer, why):
     judgement = metric.score(answer, {"query": gold, "db_id": "school"})
-    assert judgement.note == why
+    assert judgement.note == why and judgement.score == (why == "")
     kind = "invalid" if why.startswith("the query fails") else None
     assert judgement.undecided == ("unknown" if why.startswith("unknown") else kind)
 
@@ -77,7 +68,6 @@ def test_other_rows(metric, gold, answer, why):
     "query",
     [
         "DROP TABLE student",
-        "INSERT INTO student (id) VALUES (5)",
         "CREATE TEMP TABLE t (x)",
         "PRAGMA query_only = OFF",
         "ATTACH '{folder}/new.db' AS new",
