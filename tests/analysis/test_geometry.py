@@ -1,7 +1,5 @@
 """Numbers of states by hand and against SciPy and scikit-learn; signs of collapse."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace
@@ -137,16 +135,13 @@ def test_the_numbers_are_those_of_the_functions():
     json.dumps(asdict(numbers), allow_nan=False)
 
 
-def test_healthy_states_have_no_sign():
-    """Nor has a plain model's cone, in which pairs can still be told apart; nor weak but real pairs."""
+def test_signs_of_healthy_and_of_collapsed_states():
+    """A plain model's cone, in which pairs can still be told apart, is no sign."""
     assert names(*views()) == []
     numbers = measure_states(*views(cone=3.0))
     assert 0.85 < numbers.target.pairwise_cosine < 0.96 and collapse_signs(numbers) == []
     few = normal(4, 30)  # say nothing of ranks
     assert names(few, few + 0.1) == []
-
-
-def test_collapsed_states_have_all_signs():
     point = normal(D)
     source, target = ((point + 1e-5 * normal(N, D, seed=seed)).astype(np.float32) for seed in (1, 2))
     both = [(name, view) for name in ("cone", "low_rank") for view in ("source", "target")]

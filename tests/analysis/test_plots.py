@@ -1,24 +1,14 @@
 """Figures: the values that are drawn."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from stepjepa.analysis.geometry import measure_states
 from stepjepa.analysis.numbers import ModelGeometry
-from stepjepa.analysis.plots import layer_figure, spectrum_figure
+from stepjepa.analysis.plots import layer_figure
 
 pytest.importorskip("matplotlib")
 pytestmark = pytest.mark.filterwarnings("error::UserWarning")
-
-
-def test_spectrum_draws_the_values_without_zeros():
-    axis = spectrum_figure({"step": np.array([9.0, 3.0, 1e-30, 0.0])}, "").axes[0]
-    assert axis.get_yscale() == "log" and axis.get_ylim()[0] >= 9e-8  # what is below is rounding
-    assert axis.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
-    assert axis.lines[0].get_ydata()[:2].tolist() == [9.0, 3.0]
-    assert not np.isfinite(axis.transData.transform((4.0, 0.0))[1])
 
 
 def test_layers_are_in_order_with_the_final_one_last():

@@ -1,6 +1,6 @@
 """Multi-step latent prediction: which states are compared, and that the errors are those of known dynamics."""
 
-from __future__ import annotations
+import re
 
 import numpy as np
 import pytest
@@ -45,10 +45,8 @@ def test_a_linear_walk_is_a_linear_map():
 
 
 def test_a_bend_is_seen_by_the_mlp_alone():
-    def bend(before, now):
-        return np.cos(2 * now)
-
-    one = prediction_errors(made_walks(bend, rows=600, length=6, width=4), 1)[1]
+    walks = made_walks(lambda before, now: np.cos(2 * now), rows=600, length=6, width=4)
+    one = prediction_errors(walks, 1)[1]
     assert one.mlp < 0.5 * one.linear
 
 
@@ -66,12 +64,8 @@ def test_walks_are_the_trunks_own_states(tokenizer, objective):
         text = tokenizer.apply_chat_template(row["messages"], tokenize=False)
         ids = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         answer = row["messages"][-1]["content"]
-        start, ends, at = text.index(answer), [], 0
-        for part in answer.split("\n\n")[:-1]:
-            at += len(part) + 2
-            ends.append(start + at - 1)
-        ends.append(start + len(answer) - 1)
-        tokens = [next(i for i, (_, stop) in enumerate(ids["offset_mapping"]) if stop > end) for end in ends]
+        ends = [text.index(answer) + step.end() for step in re.finditer(r"\n\n|\Z", answer)]
+        tokens = [next(i for i, (_, stop) in enumerate(ids["offset_mapping"]) if stop >= end) for end in ends]
         if len(tokens) < 2:
             continue
         with torch.no_grad():
