@@ -16,15 +16,12 @@ TEST = [
 ]
 
 
-def vllm_stand_in(monkeypatch, texts=None):
-    """Let `support/vllm_api` be vLLM, which answers `texts(params)`; what it is asked goes to the list that comes back."""
+def vllm_stand_in(monkeypatch):
+    """Let `support/vllm_api` be vLLM; what it is asked goes to the list that comes back."""
     monkeypatch.syspath_prepend(Path(__file__).parent / "vllm_api")
-    for name in ("vllm", "vllm.lora", "vllm.lora.request"):  # so that it is gone afterwards
-        monkeypatch.setitem(sys.modules, name, None)
-        del sys.modules[name]
-    module = importlib.import_module("vllm")
-    module.answer = texts or module.answer
-    return module.seen
+    monkeypatch.setitem(sys.modules, "vllm", None)  # so that it is gone afterwards
+    del sys.modules["vllm"]
+    return importlib.import_module("vllm").seen
 
 
 def harness_stand_in(monkeypatch, fails=()):
