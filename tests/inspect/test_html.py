@@ -51,12 +51,6 @@ def test_the_page_holds_the_record(file, tmp_path, options):
     assert {int(token): tags for token, tags in row["tags"].items()} == record.tags
 
 
-def test_lanes():
-    lanes = row_record(stepped_example(9, 2), 2, str, vocabulary=97).lanes  # pairs end at 4 and 6; targets are 5-6, 7-8
-    assert lanes.names == ("trunk", "sources", "sources", "targets", "targets")
-    assert lanes.of_section == (0, 0, 1, 3, 2, 4) and lanes.width == 11
-
-
 def hostile_page():
     texts = [HOSTILE, "\ud800", "\u0627\u0644", "", "</", "script>", "\n"]
     record = row_record(stepped_example(30, 2), 2, lambda index: texts[index % len(texts)], vocabulary=97)

@@ -29,7 +29,8 @@ ROWS = [step_rows(1)[0], {"messages": []}, *step_rows(4, seed=3)[1:], {"messages
 TEXTS = [{"text": "Three and four are seven, " * 5}, {"text": " "}, {"text": "Five more make twelve."}]
 CHAT, TEXT = len(ROWS) - 1, len(TEXTS) - 1  # the rows that are looked at
 
-EVERYWHERE = [
+INLINE = {"forward": "inline"}
+OPTIONS = [
     {"objective": "regular", "labels": "all"},
     {"objective": "llm_jepa", "predictors": 2, "last_token": -2, "same_predictor": True, "labels": "reference"},
     {"objective": "llm_jepa", "views": "standalone", "predictors": 2, "plain": True},
@@ -49,11 +50,9 @@ EVERYWHERE = [
     {"objective": "multi_token", "token_positions": "question"},
     {"objective": "future_summary"},
     {"objective": "steps_to_answer", "predictors": 1},
-]
-INLINE = [
-    {"objective": "llm_jepa", "predictors": 2},
-    {"objective": "llm_jepa", "predictors": 0, "last_token": -1, "labels": "all"},
-    {"objective": "step_jepa", "step_pairs": "random", "horizon": 2, "predictors": 1, "same_predictor": True},
+    {**INLINE, "objective": "llm_jepa", "predictors": 2},
+    {**INLINE, "objective": "llm_jepa", "predictors": 0, "last_token": -1, "labels": "all"},
+    {**INLINE, "objective": "step_jepa", "step_pairs": "random", "horizon": 2, "predictors": 1, "same_predictor": True},
 ]
 
 
@@ -110,11 +109,12 @@ def assert_same_row(record, batch):
         assert batch.targets.positions.tolist() == [pair.arrow[1] for pair in record.pairs]
 
 
-@pytest.mark.parametrize("options", EVERYWHERE, ids=str)
-def test_packed(files, options):
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_a_chat(files, options):
     record, batch, example = both(files["chats"], CHAT, CHAT - 1, **options)
     assert_same_row(record, batch)
     assert len(record.pairs) == len(example.pairs)
+    assert record.floors.any() == ("forward" in options)
     dropped = options.get("jepa_ratio", 1) < 1
     assert bool(record.pairs) == (options["objective"] != "regular" and not dropped)
     if record.pairs and not record.pairs[0].arrow:
@@ -123,13 +123,6 @@ def test_packed(files, options):
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
         weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
         assert weights == [np.float32(pair.weight) for pair in record.pairs]
-
-
-@pytest.mark.parametrize("options", INLINE, ids=str)
-def test_inline(files, options):
-    record, batch, _ = both(files["chats"], CHAT, CHAT - 1, forward="inline", **options)
-    assert_same_row(record, batch)
-    assert len(record.pairs) == 1 and record.floors.any()
 
 
 @pytest.mark.parametrize("row", [0, 4])

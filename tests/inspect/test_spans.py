@@ -101,14 +101,11 @@ def test_spans_of_calls_and_results():
     ]
 
 
-def test_texts_of_tokens():
+def test_texts_of_tokens(mistral_tokenizer):
     tokenizer = train_tokenizer(["First we add 2 and 3.\n\nThen we double it."], 300)
     text = token_text(tokenizer)
     assert [text(index) for index in tokenizer(" 3.", add_special_tokens=False)["input_ids"]] == [" ", "3", "."]
     assert text(tokenizer.eos_token_id) == "<|end|>"
     assert text(10**6) == f"<id {10**6}>"
-
-
-def test_texts_of_sentencepiece_tokens(mistral_tokenizer):
     numbers = mistral_tokenizer("two words", add_special_tokens=False)["input_ids"]
     assert "".join(map(token_text(mistral_tokenizer), numbers)) == " two words"

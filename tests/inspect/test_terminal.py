@@ -18,31 +18,15 @@ from support.tube import tube_options
 HOSTILE = ["[bold]q[/bold]", "[/]", "\x1b[31mb\x1b[0m", " \U0001f600\u200d\u202e", "\r\n", ":smile:\t", "\x07\x9b"]
 
 
-class Screen(io.StringIO):
-    """A terminal that remembers what was written."""
-
-    encoding = "utf-8"
-
-    def isatty(self):
-        return True
-
-
-@pytest.fixture(autouse=True)
-def terminal_with_colours(monkeypatch):
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("TERM", "xterm-256color")
-
-
 def record(words="qabcde", length=None):
     length = length or len(words)
     example = paired(range(length), ((1, length),), [Views(2, 3, length - 1)], predictors=2)
     return row_record(example, 2, lambda index: words[index % len(words)], vocabulary=length)
 
 
-def drawn(row, width=80, file=None, notes=("a note",)):
-    file = file or io.StringIO()
-    draw(row, Console(file=file, width=width), "row 0", notes)
+def drawn(row, width=80, colours=None, notes=("a note",)):
+    file = io.StringIO()
+    draw(row, Console(file=file, width=width, color_system=colours, no_color=False), "row 0", notes)
     return file.getvalue()
 
 
@@ -118,13 +102,6 @@ def test_lines_of_every_form(example, inline, lines):
     assert [line for line in lines if line not in shown] == []
 
 
-def test_many_sums_of_states():
-    many = pairs_of_spans(Span(2, 12), Span(13, 23), (), tube_options(mode="curvature"))
-    example = Example(np.arange(24, dtype=np.int32), (Span(13, 24),), pairs=tuple(many))
-    lines = drawn(tube_record(example, str, "curvature"), 140).splitlines()
-    assert "  pair 12, weight 0.0556  before: - h[14] + h[15]" in lines and "  and 6 more" in lines
-
-
 # mode, spans; of each pair the states of source and target.
 TUBES = [
     ("span", [(1, 2)], [("T - P: - h[1] + h[2] - h[3] + h[4] - h[6] + h[8]", "P: - h[2] + h[3]")]),
@@ -168,5 +145,5 @@ def test_text_in_the_data_does_nothing():
     assert all(character == "\n" or character.isprintable() for character in text)
     shown = ("[bold]q[/bold]", "[/]", r"\x1b[31mb\x1b[0m", "·\U0001f600\\u200d\\u202e", "\\r↵", ":smile:⇥", r"\x07\x9b")
     assert all(one in text for one in (*shown, r"no pair: [red]why[/red]\x1b"))
-    coloured = drawn(record(words=HOSTILE), file=Screen(), notes=notes)
-    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text  # only rich's own colours are added
+    coloured = drawn(record(words=HOSTILE), colours="truecolor", notes=notes)
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == text != coloured  # only rich's own colours are added

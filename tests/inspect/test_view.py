@@ -47,11 +47,6 @@ def test_rows_and_tokenizers_of_all_kinds(file):
     assert len({record.texts for record in shown}) == 1 and len(shown[0].pairs) == 1
 
 
-def test_options_of_training_alone_change_nothing(file):
-    row, other = show_row(file, "tiny", **STEP), show_row(file, "tiny", jepa_loss="infonce", **STEP)
-    assert repr(row.record) == repr(other.record) and row.notes == other.notes
-
-
 def test_a_notebook_shows_the_page_whole():
     rows = [{"question": "</iframe><script>1</script>", "answer": 'One "first" thing.\n\nThen & now.'}]
     view = show_row(rows, "tiny", **STEP)
