@@ -73,6 +73,7 @@ def test_system_messages_white_space_and_odd_characters(name):
     for content in (ANSWER, "", "\n\n", "  a\r\n\r\nb \n", "\u2003e\u0301 \U0001f600 ", "\ta\x00"):
         out = renderer(name).render(chat("Q?", content, system="Be brief."))
         want = content.strip() if name in TRIMMING else content
+        want = want.lstrip("\n") if name == "qwen3" else want
         assert shown(out) == [*asked, ("assistant", want)] and out.folded_system is (name == "gemma")
         assert out.text.endswith(f"{before}{want}{after}")
         assert out.text.count("<s>") == FORMATS[name].writes_bos

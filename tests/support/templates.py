@@ -1,5 +1,4 @@
-"""Small chat templates that behave like the published ones in the ways that matter to finding spans: trimmed content, a
-system text in the user's turn, a header that nobody asked for, text in the last turn only, no end-of-turn token at all.
+"""Chat templates that differ in what matters to finding spans: published ones that TRL's wheel holds, and small ones.
 
 `FORMATS` has for each the special tokens that it needs. Transformers renders templates with trimmed and left-stripped
 blocks, so line breaks that must be written are given as strings.
@@ -7,65 +6,19 @@ blocks, so line breaks that must be written are given as strings.
 
 from typing import NamedTuple
 
+from .trl_templates import templates
+
 
 class ChatFormat(NamedTuple):
     """A template and the special tokens that it writes: `end_of_turn` closes an answer, None where nothing does; `eos` is
     the tokenizer's end of sequence, another token for Gemma; `writes_bos`: the text begins with the tokenizer's BOS."""
 
-    template: str
+    template: str | None
     end_of_turn: str | None
     eos: str | None
     markers: tuple[str, ...]
     writes_bos: bool
 
-
-# Llama 3.2: BOS by the template, a system turn always, with two date lines in front of the system text.
-LLAMA3 = r"""
-{%- macro turn(role, text) -%}
-{{ '<|start_header_id|>' ~ role ~ '<|end_header_id|>\n\n' ~ text ~ '<|eot_id|>' }}
-{%- endmacro -%}
-{%- set today = date_string if date_string is defined else '26 Jul 2024' -%}
-{%- set dates = 'Cutting Knowledge Date: December 2023\nToday Date: ' ~ today ~ '\n\n' -%}
-{%- set has_system = messages and messages[0]['role'] == 'system' -%}
-{{- bos_token -}}
-{{- turn('system', dates ~ (messages[0]['content'] | trim if has_system else '')) -}}
-{%- for m in (messages[1:] if has_system else messages) -%}
-{{- turn(m['role'], m['content'] | trim) -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
-""".strip()
-
-# Llama 3.0: the same turns without the dates, and no system turn unless there is one.
-LLAMA3_UNDATED = r"""
-{{- bos_token -}}
-{%- for m in messages -%}
-{{- '<|start_header_id|>' ~ m['role'] ~ '<|end_header_id|>\n\n' ~ m['content'] | trim ~ '<|eot_id|>' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif -%}
-""".strip()
-
-# The turns of a template that refuses those that do not alternate; `name` and `lead` are of Gemma's.
-_ALTERNATING = r"""
-{%- if m['role'] != ['user', 'assistant'][loop.index0 % 2] -%}
-{{ raise_exception('Turns must alternate, beginning with the user') }}
-{%- endif -%}
-{%- set name = 'model' if m['role'] == 'assistant' else m['role'] -%}
-{%- set lead = messages[0]['content'] ~ '\n\n' if has_system and loop.first and m['role'] == 'user' else '' -%}
-""".strip()
-_GEMMA_TURN = "{{- '<start_of_turn>' ~ name ~ '\\n' ~ lead ~ m['content'] | trim ~ '<end_of_turn>\\n' -}}{%- endfor -%}"
-_GEMMA_TURNS = (
-    "{%- for m in (messages[1:] if has_system else messages) -%}"
-    f"{_ALTERNATING}{_GEMMA_TURN}"
-    "{%- if add_generation_prompt -%}{{ '<start_of_turn>model\\n' }}{%- endif -%}"
-)
-
-# Gemma 1 and 2: refuses a system message and turns that do not alternate, so no answer can be rendered alone.
-GEMMA = (
-    "{%- if messages and messages[0]['role'] == 'system' -%}{{ raise_exception('System role not supported') }}{%- endif -%}"
-    "{{- bos_token -}}{%- set has_system = false -%}" + _GEMMA_TURNS
-)
-# Gemma 3: the template itself puts the system text in front of the first user's content.
-GEMMA3_LIKE = "{{- bos_token -}}{%- set has_system = messages and messages[0]['role'] == 'system' -%}" + _GEMMA_TURNS
 
 CHATML = r"""
 {%- for m in messages -%}
@@ -74,42 +27,12 @@ CHATML = r"""
 {%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
 """.strip()
 
-# Qwen2: ChatML with a system turn of its own where the messages bring none.
-QWEN2_LIKE = (
-    r"""
-{%- if not messages or messages[0]['role'] != 'system' -%}
-{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}
+# The turns of a template that refuses those that do not alternate.
+_ALTERNATING = r"""
+{%- if m['role'] != ['user', 'assistant'][loop.index0 % 2] -%}
+{{ raise_exception('Turns must alternate, beginning with the user') }}
 {%- endif -%}
-""".strip()
-    + CHATML
-)
-
-# Qwen3: the answer to the last question gets a reasoning block, an empty one if it has none; from earlier
-# answers the reasoning is dropped. So the text of an answer depends on what follows it.
-# `enable_thinking=False` closes the block in the generation prompt.
-QWEN3_LIKE = r"""
-{%- set last = namespace(user=-1) -%}
-{%- for m in messages -%}
-{%- if m['role'] == 'user' -%}{%- set last.user = loop.index0 -%}{%- endif -%}
-{%- endfor -%}
-{%- for m in messages -%}
-{%- set text = m['content'] -%}
-{%- if m['role'] == 'assistant' -%}
-{%- set thought = '' -%}
-{%- if '</think>' in text -%}
-{%- set thought = text.split('</think>')[0].split('<think>')[-1].strip('\n') -%}
-{%- set text = text.split('</think>')[-1].lstrip('\n') -%}
-{%- endif -%}
-{%- if loop.index0 > last.user and (loop.last or thought) -%}
-{%- set text = '<think>\n' ~ thought ~ '\n</think>\n\n' ~ text -%}
-{%- endif -%}
-{%- endif -%}
-{{- '<|im_start|>' ~ m['role'] ~ '\n' ~ text ~ '<|im_end|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-{{ '<|im_start|>assistant\n' }}
-{%- if enable_thinking is defined and not enable_thinking -%}{{ '<think>\n\n</think>\n\n' }}{%- endif -%}
-{%- endif -%}
+{%- set lead = messages[0]['content'] ~ '\n\n' if has_system and loop.first and m['role'] == 'user' else '' -%}
 """.strip()
 
 
@@ -164,14 +87,21 @@ _GEMMA = ("<start_of_turn>", "<end_of_turn>", "<eos>")
 _CHATML = ("<|im_start|>", "<|im_end|>")
 _INST = ("[INST]", "[/INST]", "</s>")
 
+_REAL = templates()
 FORMATS: dict[str, ChatFormat] = {
-    "llama3": ChatFormat(LLAMA3, "<|eot_id|>", "<|eot_id|>", _LLAMA3, True),
-    "llama3_undated": ChatFormat(LLAMA3_UNDATED, "<|eot_id|>", "<|eot_id|>", _LLAMA3, True),
-    "gemma": ChatFormat(GEMMA, "<end_of_turn>", "<eos>", _GEMMA, True),
-    "gemma3": ChatFormat(GEMMA3_LIKE, "<end_of_turn>", "<eos>", _GEMMA, True),
+    # With a system turn always, and two lines of dates in front of the system text.
+    "llama3": ChatFormat(_REAL.get("llama3_2"), "<|eot_id|>", "<|eot_id|>", _LLAMA3, True),
+    "llama3_undated": ChatFormat(_REAL.get("llama3"), "<|eot_id|>", "<|eot_id|>", _LLAMA3, True),
+    # Gemma 1 and 2 refuse a system message; both refuse turns that do not alternate, so no answer can be rendered alone.
+    "gemma": ChatFormat(_REAL.get("gemma"), "<end_of_turn>", "<eos>", _GEMMA, True),
+    # It puts the system text in front of the first user's content.
+    "gemma3": ChatFormat(_REAL.get("gemma3"), "<end_of_turn>", "<eos>", _GEMMA, True),
     "chatml": ChatFormat(CHATML, "<|im_end|>", "<|im_end|>", _CHATML, False),
-    "qwen2": ChatFormat(QWEN2_LIKE, "<|im_end|>", "<|im_end|>", _CHATML, False),
-    "qwen3": ChatFormat(QWEN3_LIKE, "<|im_end|>", "<|im_end|>", _CHATML, False),
+    # With a system turn of its own where the messages bring none.
+    "qwen2": ChatFormat(_REAL.get("qwen2_5"), "<|im_end|>", "<|im_end|>", _CHATML, False),
+    # The answer to the last question gets a reasoning block, an empty one if it has none; from earlier answers the reasoning
+    # is dropped. So the text of an answer depends on what follows it.
+    "qwen3": ChatFormat(_REAL.get("qwen3"), "<|im_end|>", "<|im_end|>", _CHATML, False),
     "mistral": ChatFormat(MISTRAL, "</s>", "</s>", _INST, True),
     "mistral_v1": ChatFormat(MISTRAL_V1, "</s>", "</s>", ("</s>",), True),
     "mistral_tekken": ChatFormat(MISTRAL_TEKKEN, "</s>", "</s>", _INST, True),
@@ -179,6 +109,7 @@ FORMATS: dict[str, ChatFormat] = {
     "plain_no_eot": ChatFormat(PLAIN_NO_EOT, None, None, (), False),
     "dated": ChatFormat(DATED, "<|im_end|>", "<|im_end|>", _CHATML, False),
 }
+FORMATS = {name: form for name, form in FORMATS.items() if form.template is not None}  # without TRL some are missing
 
 # Templates that know tools.
 

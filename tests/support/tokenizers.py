@@ -22,7 +22,6 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 from transformers.integrations.mistral import convert_tekken_tokenizer
 
-from . import SENTENCES
 from .templates import FORMATS
 
 MARK = "\u2581"  # what SentencePiece writes for a space
@@ -30,6 +29,20 @@ MARK = "\u2581"  # what SentencePiece writes for a space
 LLAMA3_PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+SENTENCES = (
+    "Add the two numbers first.\n\nThen take away the third one.\n\nSo the answer is 17.",
+    "12 + 5 = 17.\n\nSo there are 17 apples in the basket.",
+    "The cost of the house and repairs is 80,000 + 50,000 = 130,000 dollars.\n\nHe made a profit of 70,000.",
+    "In May she sold 48 / 2 = 24 clips.\n\nAltogether she sold 48 + 24 = 72 clips.\n\n#### 72",
+    "Each child gets 36 / 9 = 4 apples.\n\nThe answer is 4.",
+    "Step 1: Find the hours.\n\nStep 2: Multiply by the price per hour.\n\nStep 3: Write the answer.",
+    "It goes 60 * 3 = 180 miles in three hours.\n\nTherefore the distance is 180 miles.",
+    "You are a helpful assistant. Answer the question and show your steps.",
+    "Please solve the problem step by step, and put your final answer within \\boxed{}.",
+    "If x + 3 = 10, then x = 10 - 3 = 7.\n\nWe check that 7 + 3 = 10.",
 )
 
 
@@ -60,7 +73,7 @@ def tekken_tokenizer() -> PreTrainedTokenizerFast:
 
 @cache
 def byte_bpe_tokenizer(template: str = "chatml") -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on `support.SENTENCES`: `<pad>`, `<s>`, the template's markers, 256 bytes, then merges, at
+    """A byte-level BPE trained on `SENTENCES`: `<pad>`, `<s>`, the template's markers, 256 bytes, then merges, at
     most 600 entries."""
     form = FORMATS[template]
     tokenizer = Tokenizer(models.BPE())

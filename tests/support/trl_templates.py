@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
-from .tokenizers import byte_bpe_tokenizer, fresh
-
 # Templates of models of images and text: they read contents in parts, and a text that is none has no characters for them.
 IN_PARTS = ("idefics3", "llava_next", "smolvlm")
 _MARKER = re.compile(r"<[|\uff5c]?[a-zA-Z][\w \u2581|.\uff5c]*[|\uff5c]?>|\[/?[A-Z_]+\]")
@@ -35,6 +33,8 @@ def template(name: str) -> str:
 
 def tokenizer_with(text: str):
     """A small byte-level tokenizer with this template; the markers that the template names are added tokens."""
+    from .tokenizers import byte_bpe_tokenizer, fresh
+
     tokenizer = fresh(byte_bpe_tokenizer())
     markers = sorted(set(_MARKER.findall(text)))
     tokenizer.add_tokens([AddedToken(one, normalized=False, special="think" not in one) for one in markers])
