@@ -78,63 +78,46 @@ def trainer_weights(folder: Path, tokenizer: Any, options: Options, processes: i
     return saved(trainer.accelerator.unwrap_model(trainer.model))
 
 
-def accelerate_weights(tokenizer: Any, options: Options) -> dict[str, torch.Tensor]:
-    """What a loop with Accelerate comes to."""
+def loop_weights(tokenizer: Any, options: Options, sharded: bool) -> dict[str, torch.Tensor]:
+    """What a loop comes to: with Accelerate, or with a model that is sharded over the processes with FSDP2."""
     AcceleratorState._reset_state()
-    accelerator = Accelerator(cpu=True)
-    processes = accelerator.num_processes
-    model = model_for(tokenizer)
-    encoder = parts.Encoder(tokenizer, model, **options)
-    data = encoder.read(rows(processes))
-    model = parts.attach(model, encoder).train()
-    collate = parts.Collator(encoder, model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    stream = example("own_loop").batches(encoder, data, collate, SIZE)
-    stream = islice(stream, accelerator.process_index, None, processes)
-    for step in range(STEPS):
-        window = list(islice(stream, ACCUMULATION))
-        counts = accelerator.reduce(parts.counts(encoder, window))
-        for number, batch in enumerate(window, 1):
-            with nullcontext() if number == ACCUMULATION else accelerator.no_sync(model):
-                output = parts.forward(model, batch, step)
-                loss = parts.loss(output, encoder.lbd(step, STEPS), counts)
-                accelerator.backward(loss * processes)
-        accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        parts.move_target_encoder(model, (step + 1) / STEPS)
-    return saved(parts.detach(model))
-
-
-def fsdp_weights(tokenizer: Any, options: Options) -> dict[str, torch.Tensor]:
-    """What a loop comes to whose model is sharded over the processes with FSDP2."""
+    accelerator = None if sharded else Accelerator(cpu=True)
     rank, processes = torch.distributed.get_rank(), torch.distributed.get_world_size()
     model = model_for(tokenizer)
     encoder = parts.Encoder(tokenizer, model, **options)
     data = encoder.read(rows(processes))
     model = parts.attach(model, encoder).train()
-    mesh = init_device_mesh("cpu", (processes,))
-    for layer in model.model.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    if sharded:
+        mesh = init_device_mesh("cpu", (processes,))
+        for part in (*model.model.layers, model):
+            fully_shard(part, mesh=mesh)
     collate = parts.Collator(encoder, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    clip = torch.nn.utils.clip_grad_norm_
+    if accelerator is not None:
+        model, optimizer = accelerator.prepare(model, optimizer)
+        clip = accelerator.clip_grad_norm_
     stream = islice(example("own_loop").batches(encoder, data, collate, SIZE), rank, None, processes)
     for step in range(STEPS):
         window = list(islice(stream, ACCUMULATION))
         counts = parts.counts(encoder, window)
-        for number in counts.values():
-            torch.distributed.all_reduce(number)
-        for batch in window:
-            output = parts.forward(model, batch, step)
-            loss = parts.loss(output, encoder.lbd(step, STEPS), counts)
-            (loss * processes).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if accelerator is not None:
+            counts = accelerator.reduce(counts)
+        else:
+            for number in counts.values():
+                torch.distributed.all_reduce(number)
+        for number, batch in enumerate(window, 1):
+            waiting = accelerator is not None and number < ACCUMULATION
+            with accelerator.no_sync(model) if waiting else nullcontext():
+                output = parts.forward(model, batch, step)
+                loss = parts.loss(output, encoder.lbd(step, STEPS), counts) * processes
+                backward = torch.Tensor.backward if accelerator is None else accelerator.backward
+                backward(loss)
+        clip(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         parts.move_target_encoder(model, (step + 1) / STEPS)
-    assert all(hasattr(weight, "full_tensor") for weight in model.parameters())
+    assert sharded == all(hasattr(weight, "full_tensor") for weight in model.parameters())
     return saved(parts.detach(model))
 
 
@@ -144,8 +127,8 @@ def main(folder: Path) -> None:
         options = CASES[name]
         weights = {
             "trainer": trainer_weights(folder / name, tokenizer, options, processes=2),
-            "accelerate": accelerate_weights(tokenizer, options),
-            "fsdp": fsdp_weights(tokenizer, options),
+            "accelerate": loop_weights(tokenizer, options, sharded=False),
+            "fsdp": loop_weights(tokenizer, options, sharded=True),
         }
         if torch.distributed.get_rank() == 0:
             torch.save(weights, folder / f"{name}.pt")
