@@ -1,6 +1,6 @@
 """Applies the mutants of this folder one by one to a copy of the repository and runs the tests that must notice each.
 
-    python tests/mutants/run.py [--only NN ...] [--first N] [--workers W]
+    python tests/mutants/run.py [--only NN ...] [--workers W]
 
 A mutant is a small fault that gives a wrong result. It is killed when one of its tests fails, and survives when all pass.
 One line a mutant; the exit status is 1 when a mutant survives or cannot be applied, and when a test fails without any.
@@ -22,22 +22,12 @@ import yaml
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-COPIED = ("src", "tests", "pyproject.toml")
 LIMIT = 600  # seconds for one mutant's tests
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault.
-
-    Attributes:
-        name: two digits and a short name.
-        why: the wrong result that it gives.
-        file: path from the repository's root.
-        find: text that occurs once in the file.
-        replace: the text in its place.
-        tests: pytest ids, each of which starts with a path from the repository's root.
-    """
+    """One fault; README.md says what the fields mean."""
 
     name: str
     why: str
@@ -67,32 +57,26 @@ def load() -> list[Mutant]:
 
 def run_pytest(tests: Sequence[str], limit: float, mutant: Mutant | None = None) -> tuple[str, str]:
     """Run tests on a copy of the repository: what came out and how long it took, and the end of what they printed."""
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stepjepa-mutants-") as temporary:
         folder = Path(temporary)
-        for name in COPIED:
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copyfile(ROOT / name, folder / name)
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        for name in ("src", "tests"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         if mutant is not None:
             text = (ROOT / mutant.file).read_text(encoding="utf-8")
             (folder / mutant.file).write_text(text.replace(mutant.find, mutant.replace), encoding="utf-8")
-        return run_in(folder, tests, limit)
-
-
-def run_in(folder: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
-    """Run tests in a folder; only failed tests kill a mutant."""
-    begin = time.monotonic()
-    shared = os.environ.get("STEPJEPA_SHARED", str(ROOT.parent / "shared"))
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "STEPJEPA_SHARED": shared}
-    environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(folder / "src")}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-    try:
-        done = subprocess.run(command, cwd=folder, env=environment, timeout=limit, **streams)  # type: ignore[call-overload]
-    except subprocess.TimeoutExpired:
-        return "OUT OF TIME", ""
+        shared = os.environ.get("STEPJEPA_SHARED", str(ROOT.parent / "shared"))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "STEPJEPA_SHARED": shared}
+        environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(folder / "src")}
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        try:
+            done = subprocess.run(command, cwd=folder, env=environment, timeout=limit, **streams)  # type: ignore[call-overload]
+        except subprocess.TimeoutExpired:
+            return "OUT OF TIME", ""
+    # Only failed tests kill a mutant.
     other = f"NOT RUN (pytest's exit status {done.returncode})"
     outcome = {0: "SURVIVED", 1: "killed"}.get(done.returncode, other)
     return f"{outcome}   {time.monotonic() - begin:.1f} s", done.stdout[-3000:]
@@ -111,11 +95,10 @@ def main(words: Sequence[str] | None = None) -> int:
     """See the top of this file; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=int, nargs="+", metavar="NN", help="the mutants with these numbers")
-    parser.add_argument("--first", type=int, metavar="N", help="the first N mutants")
     parser.add_argument("--workers", type=int, default=1, metavar="W", help="mutants that are tested at a time")
     arguments = parser.parse_args(words)
     numbers = {f"{number:02}" for number in arguments.only or ()}
-    mutants = [mutant for mutant in load() if not numbers or mutant.name[:2] in numbers][: arguments.first]
+    mutants = [mutant for mutant in load() if not numbers or mutant.name[:2] in numbers]
     problems = [f"{mutant.name}: {problem}" for mutant in mutants if (problem := mutant.problem())]
     if problems or not mutants:
         print("\n".join(problems) or "no mutant of that number")
