@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from stepjepa.data.types import Example
-from support.models import Views, paired
+from support.models import made_up_examples
 
 VOCABULARY, WINDOW = 100, 6
 _WIDTH, _HEADS, _LAYERS = 32, 4, 2
@@ -154,12 +154,7 @@ def family_model(family: str, attention: str | None = None, seed: int = 0) -> An
 
 def examples_with(predictors: int) -> list[Example]:
     """Longer than the window; one without a pair."""
-    views: list[list[Views]] = [[Views(8, 9, 14), Views(13, 14, 20)], [], [Views(11, 15, 25)]]
-    found = []
-    for seed, (length, own) in enumerate(zip((20, 15, 31), views, strict=True), 1):
-        ids = np.random.default_rng(seed).integers(3, 90, length)
-        found.append(paired(ids, ((length // 3, length),), own, predictors))
-    return found
+    return made_up_examples(predictors)[:3]
 
 
 EXAMPLES = examples_with(0)
