@@ -6,15 +6,7 @@ from stepjepa.objectives.semantic_tube import SemanticTube
 from support.tube import tube_options
 
 
-def row_record(
-    example,
-    predictors,
-    text_of,
-    *,
-    spans=None,
-    vocabulary=0,
-    **form,
-):
+def row_record(example, predictors, text_of, *, spans=None, vocabulary=0, **form):
     """The record of an example's row with K predictors, whose ids begin at `vocabulary`; `form` as for `RowForm`."""
     ids = tuple(range(vocabulary, vocabulary + predictors))
     names = dict(enumerate(predictor_names(predictors), vocabulary))
