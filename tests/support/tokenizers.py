@@ -1,17 +1,10 @@
 """Real tokenizers for the tests, built from the model files that installed packages carry.
 
-Nothing is downloaded; a missing package skips the test that asks. Building takes one to three seconds, so the result is kept
-in a folder for temporary files, under a name that changes with the packages and with this file.
-
-The functions return one shared object per process: tests that change a tokenizer change a `fresh` copy.
+Nothing is downloaded; a missing package skips the test that asks. The functions return one shared object per process: tests
+that change a tokenizer change a `fresh` copy.
 """
 
 import copy
-import hashlib
-import importlib.metadata
-import os
-import tempfile
-from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
@@ -19,7 +12,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
-from transformers.convert_slow_tokenizer import TikTokenConverter
+from transformers.convert_slow_tokenizer import TikTokenConverter, generate_merges
 from transformers.integrations.mistral import convert_tekken_tokenizer
 
 from .templates import FORMATS
@@ -51,24 +44,21 @@ def llama3_tokenizer(template: str = "llama3") -> PreTrainedTokenizerFast:
     """The tokenizer of Llama 3.1 and 3.2, 128,256 entries; other templates' markers come behind them."""
     if template != "llama3":
         return with_template(llama3_tokenizer(), template)
-    file = _stored("llama3", "llama-models", _build_llama3)
-    return _wrap(file, template, bos_token="<|begin_of_text|>", pad_token="<|finetune_right_pad_id|>")
+    return _wrap(_build_llama3(), template, bos_token="<|begin_of_text|>", pad_token="<|finetune_right_pad_id|>")
 
 
 @cache
 def mistral_sentencepiece_tokenizer(version: str = "v3") -> PreTrainedTokenizerFast:
     """Mistral 7B's tokenizer: "v1" (32,000 entries), which puts a space mark before every stretch of text between special
     tokens, or "v3" (32,768; `[INST]` is a control token), which puts one at the very beginning only."""
-    file = _stored(f"mistral_{version}", "mistral-common", lambda: _build_sentencepiece(version))
     template = {"v1": "mistral_v1", "v3": "mistral"}[version]
-    return _wrap(file, template, bos_token="<s>", unk_token="<unk>", padding_side="left")
+    return _wrap(_build_sentencepiece(version), template, bos_token="<s>", unk_token="<unk>", padding_side="left")
 
 
 @cache
 def tekken_tokenizer() -> PreTrainedTokenizerFast:
     """Mistral's Tekken tokenizer (131,072 entries): one digit a token, `.\\n\\n` one token."""
-    file = _stored("tekken", "mistral-common", _build_tekken)
-    return _wrap(file, "mistral_tekken", bos_token="<s>", unk_token="<unk>", pad_token="<pad>")
+    return _wrap(_build_tekken(), "mistral_tekken", bos_token="<s>", unk_token="<unk>", pad_token="<pad>")
 
 
 @cache
@@ -119,33 +109,12 @@ def special_id(tokenizer: PreTrainedTokenizerFast, token: str) -> int:
     return found
 
 
-def _wrap(file: Path, template: str, **names: str) -> PreTrainedTokenizerFast:
+def _wrap(tokenizer: Tokenizer, template: str, **names: str) -> PreTrainedTokenizerFast:
     form = FORMATS[template]
     settings = {"clean_up_tokenization_spaces": False, "model_max_length": 131072, **names}
     return PreTrainedTokenizerFast(
-        tokenizer_file=str(file), chat_template=form.template, eos_token=form.eos, **settings
+        tokenizer_object=tokenizer, chat_template=form.template, eos_token=form.eos, **settings
     )
-
-
-def _stored(name: str, distribution: str, build: Callable[[], Tokenizer]) -> Path:
-    """The file of a built tokenizer. Processes may race: each moves a whole file into place."""
-    pytest.importorskip(distribution.replace("-", "_"), reason=f"needs the package {distribution}")
-    versions = [importlib.metadata.version(part) for part in (distribution, "tokenizers")]
-    key = hashlib.sha256(Path(__file__).read_bytes() + repr(versions).encode()).hexdigest()[:12]
-    user = getattr(os, "getuid", lambda: "user")()
-    folder = Path(tempfile.gettempdir()) / f"stepjepa-test-tokenizers-{user}"
-    file = folder / f"{name}-{versions[0]}-{key}.json"
-    if not file.exists():
-        folder.mkdir(mode=0o700, exist_ok=True)
-        tokenizer = build()
-        handle, part = tempfile.mkstemp(dir=folder, suffix=".part")
-        os.close(handle)
-        try:
-            tokenizer.save(part, pretty=False)
-            os.replace(part, file)
-        finally:
-            Path(part).unlink(missing_ok=True)
-    return file
 
 
 def source_file(package: str, pattern: str) -> Path:
@@ -154,14 +123,6 @@ def source_file(package: str, pattern: str) -> Path:
     if not found:
         pytest.skip(f"this version of {package} holds no {pattern}")
     return found[0]
-
-
-def _merges(ranks: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, in the order of the pieces' ranks: a list of all of them joins what
-    an encoder with ranks joins."""
-    splits = ((piece[:cut], piece[cut:]) for piece in ranks for cut in range(1, len(piece)))
-    found = [(left, right) for left, right in splits if left in ranks and right in ranks]
-    return sorted(found, key=lambda pair: (ranks[pair[0] + pair[1]], ranks[pair[0]], ranks[pair[1]]))
 
 
 def _with_bos(tokenizer: Tokenizer, token: str) -> Tokenizer:
@@ -212,10 +173,9 @@ def _build_sentencepiece(version: str) -> Tokenizer:
     file = source_file("mistral_common", f"data/*.model.{version}")
     proto = schema.ModelProto.FromString(file.read_bytes())
     kinds = schema.ModelProto.SentencePiece
-    normal = [(piece.score, piece.piece) for piece in proto.pieces if piece.type == kinds.NORMAL]
-    ranks = {piece: rank for rank, (_, piece) in enumerate(sorted(normal, key=lambda item: -item[0]))}
     vocab = {piece.piece: number for number, piece in enumerate(proto.pieces)}
-    bpe = models.BPE(vocab=vocab, merges=_merges(ranks), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    merges = generate_merges(vocab, {piece.piece: piece.score for piece in proto.pieces})
+    bpe = models.BPE(vocab=vocab, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(bpe)
     if version == "v1":
         steps = [normalizers.Prepend(MARK), normalizers.Replace(" ", MARK)]
