@@ -56,14 +56,20 @@ _TELLING: dict[str, Any] = {
     "logits_soft_cap": 2.0, "output_logit_soft_cap": 2.0, "logits_mup_width_multiplier": 3.0,
 }  # fmt: skip
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"]}
-_INDEXED = {
-    "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16, "indexer_compress_ratio": 4,
+_NGRAMS = {
+    **_LINEAR, "indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 16,
+    "indexer_compress_ratio": 4, "ngram_vocab_size_base": 100, "hc_lowrank": 8,
 }  # fmt: skip
-_NGRAMS = {**_LINEAR, **_INDEXED, "ngram_vocab_size_base": 100, "hc_lowrank": 8}
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _SLIDING = {"layer_types": ["sliding_attention", "full_attention"]}
+_HALF_LINEAR = (
+    "bailing_hybrid", "kimi_linear", "qwen3_5.text_config", "qwen3_5_moe.text_config", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next",
+)  # fmt: skip
 OVERRIDES: dict[str, dict[str, Any]] = {
-    "bailing_hybrid": {**_LINEAR},
+    **dict.fromkeys(_HALF_LINEAR, _LINEAR),
+    **dict.fromkeys(("qwen4_exp.text_config", "qwen4_exp_text"), _NGRAMS),
+    **dict.fromkeys(("zamba", "zamba2"), {"layers_block_type": ["mamba", "hybrid"]}),
     "bamba": {"attn_layer_indices": [1], "mamba_n_heads": 8},
     "blt": {"encoder_hash_byte_group_vocab": 50},
     "cohere_compass_text": {**_SLIDING, "rope_parameters": dict.fromkeys(_SLIDING["layer_types"], _ROPE)},
@@ -72,18 +78,10 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 8},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
-    "kimi_linear": {**_LINEAR},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lfm3": {"layer_types": ["conv", "sliding_attention"]},
     "longcat_flash": {"zero_expert_num": 2},
     "mamba2": {"num_heads": 8, "head_dim": 8},
-    "qwen3_5.text_config": _LINEAR,
-    "qwen3_5_moe.text_config": _LINEAR,
-    "qwen3_5_moe_text": _LINEAR,
-    "qwen3_5_text": _LINEAR,
-    "qwen3_next": _LINEAR,
-    "qwen4_exp.text_config": _NGRAMS,
-    "qwen4_exp_text": _NGRAMS,
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {
         "axial_pos_embds": False, "attn_layers": ["local", "lsh"], "num_buckets": 2,
@@ -96,8 +94,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "xlnet": {"d_inner": 48},
     "xlstm": {"num_heads": 2, "qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"layers_block_type": ["mamba", "hybrid"]},
-    "zamba2": {"layers_block_type": ["mamba", "hybrid"]},
     "zaya": {"num_experts_per_tok": 1},
 }  # fmt: skip
 # Configuration classes that no small values serve, and what else is missing.

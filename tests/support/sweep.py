@@ -25,14 +25,8 @@ class Outcome(NamedTuple):
 
 
 def outcome(family: str, count: int, lines: list[str]) -> Outcome:
-    """Set a tiny model up with `count` predictor tokens and check that its numbers are its own.
-
-    Args:
-        lines: what is logged as a warning, as the caller collects it.
-
-    Raises:
-        AssertionError: they are not, or more than one line is said.
-    """
+    """Set a tiny model up with `count` predictor tokens and check that its numbers are its own and that at most one line is
+    said; `lines` is what is logged as a warning, as the caller collects it."""
     model = family_model(family)
     kind = type(model).__name__
     try:
