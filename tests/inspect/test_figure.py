@@ -13,29 +13,22 @@ from support.pages import stepped_example
 from support.records import row_record
 
 
-def made_up(length=15, **form):
-    return row_record(stepped_example(length, 1), 2, str, vocabulary=97, **form)
-
-
 @pytest.mark.parametrize("inline", [False, True])
-def test_a_row_in_every_form(tmp_path, inline):
-    figure = row_figure(made_up(inline=inline), "a $title_{")
+def test_a_row_in_every_form(tmp_path, monkeypatch, inline):
+    """The mask is the record's, and nothing global is changed."""
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
+    before = dict(dict.items(matplotlib.rcParams))
+    record = row_record(stepped_example(15, 1), 2, str, vocabulary=97, inline=inline)
+    figure = row_figure(record, "a $title_{")
     texts = [text for text in figure.findobj(matplotlib.text.Text) if text.get_text()]
     words = {text.get_text().strip() for text in texts}
     assert any(text.startswith("a $title_{: ") for text in words)
     assert {"source 1", "target 1", "answer"} <= words and ("branch 1" in words) == (not inline)
     assert min(text.get_fontsize() for text in texts) >= 9  # points
-    save_figure(figure, tmp_path / "deep" / "row.png")
-    assert imread(tmp_path / "deep" / "row.png").shape[1] == 1600
-
-
-def test_the_mask_is_the_record_s_and_nothing_global_is_changed(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)  # importing it fails
-    before = dict(dict.items(matplotlib.rcParams))
-    record = made_up(length=20)
-    (axes,) = row_figure(record, "a row").axes
-    assert dict(dict.items(matplotlib.rcParams)) == before
-    picture = np.asarray(axes.images[0].get_array())
+    picture = np.asarray(figure.axes[0].images[0].get_array())
     np.testing.assert_array_equal((picture < 1).any(2), record.visible)
     first = record.kinds.index("predictor")
     assert picture[first, first, 0] == pytest.approx(int(KINDS["predictor"].light[1:3], 16) / 255)
+    save_figure(figure, tmp_path / "deep" / "row.png")
+    assert imread(tmp_path / "deep" / "row.png").shape[1] == 1600
+    assert dict(dict.items(matplotlib.rcParams)) == before

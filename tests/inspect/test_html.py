@@ -12,7 +12,7 @@ from stepjepa import inspect
 from stepjepa.cli.main import main
 from stepjepa.inspect.html import script_json
 from stepjepa.inspect.record import FIELDS, token_label
-from support.pages import Reader, page_of, read_page, seen_matrix, stepped_example
+from support.pages import Reader, page_of, read_page, stepped_example
 from support.records import row_record
 from support.rows import step_rows, write
 
@@ -32,6 +32,10 @@ def file(tmp_path_factory):
     return write(tmp_path_factory.mktemp("data") / "chats.jsonl", step_rows(6, seed=3))
 
 
+def covered(runs):
+    return [at for run in zip(runs[::2], runs[1::2], strict=True) for at in range(*run)]
+
+
 @pytest.mark.parametrize("options", CASES, ids=str)
 def test_the_page_holds_the_record(file, tmp_path, options):
     """That of `test_same_as_training`."""
@@ -43,9 +47,8 @@ def test_the_page_holds_the_record(file, tmp_path, options):
     assert row["tokens"] == [token_label(text) for text in record.texts]
     assert all(row[name] == getattr(record, name).tolist() for name in FIELDS.values())
     assert row["kinds"] == list(record.kinds) and set(row["kinds"]) <= data["kinds"].keys()
-    np.testing.assert_array_equal(seen_matrix(row), record.visible)
-    edges = zip(row["labelled"][::2], row["labelled"][1::2], strict=True)
-    assert [at for edge in edges for at in range(*edge)] == np.flatnonzero(record.labelled).tolist()
+    assert [covered(runs) for runs in row["seen"]] == [np.flatnonzero(seen).tolist() for seen in record.visible]
+    assert covered(row["labelled"]) == np.flatnonzero(record.labelled).tolist()
     assert [pair["target"] for pair in row["pairs"]] == [[list(one) for one in pair.target] for pair in record.pairs]
     assert [pair["lines"] for pair in row["pairs"]] == [list(record.sides(pair)) for pair in record.pairs]
     assert {int(token): tags for token, tags in row["tags"].items()} == record.tags

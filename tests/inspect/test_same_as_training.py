@@ -41,6 +41,7 @@ OPTIONS = [
     {"objective": "step_jepa", "step_pairs": "all", "predictors": 1, "multi_horizon": [1, 2, 3]},
     {"objective": "step_jepa", "step_pairs": "all", "horizon": 2, "predictor_order": "descending"},
     {"objective": "step_jepa", "step_pairs": "plan", "horizon": 3},
+    {"objective": "step_jepa", "step_pairs": "random"},
     {"objective": "step_jepa", "step_pairs": "random", "jepa_ratio": 1e-6, "max_length": 70},
     {"objective": "split", "target_grad": True, "predictors": 3, "split_ratio": 0.2, "same_predictor": True},
     {"objective": "semantic_tube", "tube_times": 3},
@@ -67,31 +68,23 @@ def tokenizer_for(file):
     return load_tokenizer("tiny", texts_of([file]))
 
 
-def trained(file, options, tokenizer, index):
-    """Training's example of the kept row `index`, and its batch."""
-    method = JEPAOptions(**options)
+def both(file, row, index, **options):
+    """The record, training's batch of the same row, and training's example; `index` is the row's among the kept ones."""
+    shown, method = JEPAOptions(**options), JEPAOptions(**options)
+    shown.check()
     method.check()
+    tokenizer = tokenizer_for(file)
+    record, _ = shown_row(RowSource(file), row, encoder_for(RowSource(file), tokenizer, shown), shown, SEED)
     store, _ = encode(file, tokenizer, method)
+    assert shown == method  # the splitter is settled alike
     objective = objective_of(method)
-    drawn = DrawnExamples(store, objective, SEED, method.jepa_ratio)
+    example = DrawnExamples(store, objective, SEED, method.jepa_ratio)[Draw(0, index)]
     size, count = len(tokenizer), 1 if method.same_predictor else method.predictors or 0
     count += method.mask_ratio > 0
     ids = list(range(size, size + len(objective.groups) * count)) if objective.makes_pairs else []
     form = "packed" if method.forward == "auto" else method.forward
     collator = make_collator(ModelSetup(size, ids, form, objective), method, tokenizer.pad_token_id, "sdpa", "cpu")
-    example = drawn[Draw(0, index)]
-    return method, collator([example]), example
-
-
-def both(file, row, index, **options):
-    """The record, training's batch of the same row, and training's example; `index` is the row's among the kept ones."""
-    shown = JEPAOptions(**options)
-    shown.check()
-    tokenizer = tokenizer_for(file)
-    record, _ = shown_row(RowSource(file), row, encoder_for(RowSource(file), tokenizer, shown), shown, SEED)
-    method, batch, example = trained(file, options, tokenizer, index)
-    assert shown == method  # the splitter is settled alike
-    return record, batch, example
+    return record, collator([example]), example
 
 
 def assert_same_row(record, batch):
@@ -123,16 +116,6 @@ def test_a_chat(files, options):
         assert sorted(drawn) == sorted(zip(positions.tolist(), coefficients.tolist(), strict=True))
         weights = [1.0] * batch.pairs if batch.weights is None else batch.weights.tolist()
         assert weights == [np.float32(pair.weight) for pair in record.pairs]
-
-
-@pytest.mark.parametrize("row", [0, 4])
-@pytest.mark.parametrize("options", [{"objective": "semantic_tube"}, {"step_pairs": "random", "jepa_ratio": 0.7}])
-def test_draws_of_every_row(files, row, options):
-    options = {"objective": "step_jepa", **options}
-    record, batch, example = both(files["chats"], row, row - (row > 1), **options)
-    assert_same_row(record, batch)
-    positions = [term.token for pair in record.pairs for term in pair.source]
-    assert sorted(positions) == sorted(batch.sources.positions.tolist())
 
 
 @pytest.mark.parametrize(

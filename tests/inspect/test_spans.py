@@ -1,18 +1,14 @@
-"""Names of the trunk's tokens: they agree with what the data package encodes, in every template."""
-
-import pytest
+"""Names of the trunk's tokens: they agree with what the data package encodes."""
 
 from stepjepa.data.encode import CheckedChat, encode_dataset, make_encoder
 from stepjepa.data.sources import RowSource
 from stepjepa.data.steps import make_splitter
 from stepjepa.data.template import ChatRenderer
-from stepjepa.inspect.layout import token_text, trunk_names
+from stepjepa.inspect.layout import token_text
 from stepjepa.inspect.view import trunk_spans
 from stepjepa.modeling.load import train_tokenizer
 from support.encoding import settings_of, views_of
 from support.records import row_record
-from support.templates import FORMATS
-from support.tokenizers import byte_bpe_tokenizer
 from support.tool_rows import CHATS, QUESTION, TWO_CALLS, row, tool_tokenizer
 
 
@@ -43,35 +39,6 @@ def test_spans_agree_with_the_pairs_of_the_data_package():
     start, stop = record.pairs[0].views.original
     assert record.texts[start:stop] == record.texts[slice(*record.pairs[0].views.copy)]
     assert record.texts[record.pairs[1].arrow[1]] == "."
-
-
-CHAT = [
-    {"role": "user", "content": "What is it?"},
-    {"role": "assistant", "content": "First we add 2 and 3."},
-    {"role": "user", "content": "So?"},
-    {"role": "assistant", "content": "So 10."},
-]
-
-
-@pytest.mark.parametrize("template", FORMATS)
-def test_names_in_every_template(template):
-    """Answers and ends of turns are labelled, and so is what the template writes in front of an answer."""
-    tokenizer = byte_bpe_tokenizer(template=template)
-    example, spans = encoded(tokenizer, {"messages": CHAT}, objective="llm_jepa", labels="assistant")
-    names, text = trunk_names(example, spans), token_text(tokenizer)
-    found: dict[str, str] = {}
-    for name, index in zip(names, example.trunk.tolist(), strict=True):
-        found[name] = found.get(name, "") + text(index)
-    assert found["trunk: answer 1"].lstrip() == CHAT[1]["content"]
-    assert found["trunk: answer 2"].lstrip() == CHAT[3]["content"]
-    end = FORMATS[template].end_of_turn
-    assert found.get("trunk: end of turn", "").count(end or "\n") == (2 if end else 0)
-    own = ("trunk: answer 1", "trunk: answer 2", "trunk: end of turn")
-    labelled = {at for start, stop in example.labels for at in range(start, stop)}
-    assert all(at in labelled for at, name in enumerate(names) if name in own)
-    for at in labelled:
-        if names[at] not in own:
-            assert names[at] == "trunk: template" and (at + 1 in labelled or names[at + 1] in own)
 
 
 def named(name, messages):

@@ -8,12 +8,9 @@ import pytest
 from rich.console import Console
 
 from stepjepa.data.types import ISOLATED, Example, Pair, Read, Segment, Span
-from stepjepa.inspect.record import evenly
 from stepjepa.inspect.terminal import draw, mask_lines
-from stepjepa.objectives.semantic_tube import pairs_of_spans
 from support.models import Views, paired
-from support.records import row_record, tube_record
-from support.tube import tube_options
+from support.records import row_record
 
 HOSTILE = ["[bold]q[/bold]", "[/]", "\x1b[31mb\x1b[0m", " \U0001f600\u200d\u202e", "\r\n", ":smile:\t", "\x07\x9b"]
 
@@ -102,41 +99,10 @@ def test_lines_of_every_form(example, inline, lines):
     assert [line for line in lines if line not in shown] == []
 
 
-# mode, spans; of each pair the states of source and target.
-TUBES = [
-    ("span", [(1, 2)], [("T - P: - h[1] + h[2] - h[3] + h[4] - h[6] + h[8]", "P: - h[2] + h[3]")]),
-    ("mean", (), [("user: mean h[2-4]", "answer: mean h[7-8]")]),
-    ("curvature", (), [(f"before: - h[{n - 1}] + h[{n}]", f"after: - h[{n}] + h[{n + 1}]") for n in (2, 3, 7)]),
-]
-
-
-@pytest.mark.parametrize(("mode", "spans", "pairs"), TUBES, ids=str)
-def test_sums_of_a_tube(mode, spans, pairs):
-    drawn = tuple(pairs_of_spans(Span(2, 5), Span(7, 9), spans, tube_options(mode=mode)))
-    row = tube_record(Example(np.arange(10, dtype=np.int32), (Span(7, 10),), pairs=drawn), str, mode)
-    assert [row.sides(pair) for pair in row.pairs] == pairs
-    assert {pair.weight for pair in row.pairs} == {1 / 3 if mode == "curvature" else 1}
-
-
-def seen_in(lines, blocks, width):
-    """The matrix that a drawing of half blocks shows."""
-    matrix = []
-    for line in lines:
-        cells = [blocks.index(cell) for cell in line.plain[10:].ljust(width, blocks[0])]
-        matrix += [[bool(cell & 1) for cell in cells], [bool(cell & 2) for cell in cells]]
-    return np.array(matrix[:width])
-
-
-@pytest.mark.parametrize(("length", "width", "sampled"), [(7, 30, ""), (40, 30, "; 20 of 78 positions")])
-def test_the_blocks_are_the_matrix(length, width, sampled):
-    row = record(length=length)
-    positions = evenly(len(row), width - 10)
-    lines = list(mask_lines(row, width))
-    assert lines[0].plain.endswith(f"who is seen{sampled})")
-    np.testing.assert_array_equal(
-        seen_in(lines[2:], " \u2580\u2584\u2588", len(positions)), row.visible[np.ix_(positions, positions)]
-    )
-    assert max(len(line.plain) for line in lines[2:]) <= width
+def test_a_wide_row_is_sampled():
+    first, *lines = mask_lines(record(length=40), 30)
+    assert first.plain.endswith("who is seen; 20 of 78 positions)")
+    assert len(lines) == 1 + 20 // 2 and max(len(line.plain) for line in lines) == 30
 
 
 def test_text_in_the_data_does_nothing():

@@ -9,9 +9,7 @@ import pytest
 
 from stepjepa import show_row
 from stepjepa.cli.main import main
-from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError
-from stepjepa.modeling.load import load_tokenizer
 from support.rows import step_rows, write
 
 STEP = {"objective": "step_jepa", "predictors": 2}
@@ -37,14 +35,6 @@ def test_it_says_and_writes_what_the_command_does(file, tmp_path, capsys):
     view.save(tmp_path / "view.html", overwrite=True)
     with pytest.raises(ConfigError, match="must end in .html or .htm or .png"):
         view.save(tmp_path / "row.gif")
-
-
-def test_rows_and_tokenizers_of_all_kinds(file):
-    rows = step_rows(6)
-    tokenizer = load_tokenizer("tiny", texts_of([rows]))
-    kinds = (file, "tiny"), (rows, tokenizer), (iter(rows), "tiny")
-    shown = [show_row(data, by, 1, **STEP).record for data, by in kinds]
-    assert len({record.texts for record in shown}) == 1 and len(shown[0].pairs) == 1
 
 
 def test_a_notebook_shows_the_page_whole():

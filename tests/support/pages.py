@@ -63,15 +63,6 @@ class Reader(HTMLParser):
         return [[" ".join(cell.split()) for cell in row] for row in self.tables[label]]
 
 
-def seen_matrix(row: dict[str, Any]) -> np.ndarray:
-    """(L, L) bool, from the runs that a page holds."""
-    matrix = np.zeros((len(row["seen"]), len(row["seen"])), bool)
-    for query, runs in enumerate(row["seen"]):
-        for start, stop in zip(runs[::2], runs[1::2], strict=True):
-            matrix[query, start:stop] = True
-    return matrix
-
-
 def stepped_example(length: int, pairs: int, predictors: int = 2) -> Example:
     """A trunk of `length` tokens, the last two thirds labelled, with `pairs` pairs of steps of equal length."""
     start = length // 3

@@ -2,8 +2,6 @@
 
 from stepjepa.inspect import layout
 from stepjepa.modeling.extras import predictor_names
-from stepjepa.objectives.semantic_tube import SemanticTube
-from support.tube import tube_options
 
 
 def row_record(example, predictors, text_of, *, spans=None, vocabulary=0, **form):
@@ -14,9 +12,3 @@ def row_record(example, predictors, text_of, *, spans=None, vocabulary=0, **form
         spans = [layout.NamedSpan("prompt", 0, len(example.trunk))]
         spans += [layout.NamedSpan("answer", *span) for span in example.labels]
     return layout.row_record(example, layout.RowForm(ids, names, **form), text_of, spans)
-
-
-def tube_record(example, text_of, mode="span", **options):
-    """As `row_record`, of the pairs of a semantic tube in one of its modes."""
-    names = SemanticTube(tube_options(mode=mode)).vector_names
-    return row_record(example, 0, text_of, vector_names=names, **options)
