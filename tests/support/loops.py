@@ -28,17 +28,12 @@ from support.training import Options, trainer_for
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STEPS, SIZE, ACCUMULATION, RATE = 5, 2, 2, 1e-3
 WINDOW: Options = {"size": SIZE, "accumulation": ACCUMULATION, "learning_rate": RATE}
+EMA: Options = {"target_encoder": "ema", "ema_momentum": 0.5}
 CASES: dict[str, Options] = {
     "step_jepa": {"objective": "step_jepa", "predictors": 2, "lbd": 0.5},
     "pairs": {"objective": "step_jepa", "step_pairs": "random", "lbd": 0.5, "predictor_head": "linear"},
     "next_latent": {"objective": "next_latent", "lbd": 0.5},
-    "ema": {
-        "objective": "step_jepa",
-        "lbd": 0.5,
-        "target_encoder": "ema",
-        "ema_momentum": 0.5,
-        "lbd_warmup_ratio": 0.5,
-    },
+    "ema": {"objective": "step_jepa", "lbd": 0.5, "lbd_warmup_ratio": 0.5, **EMA},
     "regular": {"objective": "regular"},
 }
 SPREAD = ("step_jepa", "next_latent", "ema")  # on two processes
@@ -93,10 +88,10 @@ def loop_weights(tokenizer: Any, options: Options, sharded: bool) -> dict[str, t
             fully_shard(part, mesh=mesh)
     collate = parts.Collator(encoder, model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
-    clip = torch.nn.utils.clip_grad_norm_
+    clip, backward = torch.nn.utils.clip_grad_norm_, torch.Tensor.backward
     if accelerator is not None:
         model, optimizer = accelerator.prepare(model, optimizer)
-        clip = accelerator.clip_grad_norm_
+        clip, backward = accelerator.clip_grad_norm_, accelerator.backward
     stream = islice(example("own_loop").batches(encoder, data, collate, SIZE), rank, None, processes)
     for step in range(STEPS):
         window = list(islice(stream, ACCUMULATION))
@@ -110,9 +105,8 @@ def loop_weights(tokenizer: Any, options: Options, sharded: bool) -> dict[str, t
             waiting = accelerator is not None and number < ACCUMULATION
             with accelerator.no_sync(model) if waiting else nullcontext():
                 output = parts.forward(model, batch, step)
-                loss = parts.loss(output, encoder.lbd(step, STEPS), counts) * processes
-                backward = torch.Tensor.backward if accelerator is None else accelerator.backward
-                backward(loss)
+                loss = parts.loss(output, encoder.lbd(step, STEPS), counts)
+                backward(loss * processes)
         clip(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

@@ -48,11 +48,8 @@ def write_run(folder: Path, objective: str = "step_jepa", **settings: Any) -> Pa
 
 
 def write_evaluation(run: Path, verdicts: str, name: str = "test", **texts: Any) -> Path:
-    """An evaluation: a letter for each question, ``r`` right, ``w`` wrong, ``u`` neither.
-
-    Args:
-        texts: index as ``q0``, ``q1``, .. -> what stands in the question, the reference and the response.
-    """
+    """An evaluation: a letter for each question, ``r`` right, ``w`` wrong, ``u`` neither; `texts`, as ``q0``, ``q1``, ..,
+    stand in the question, the reference and the response."""
     folder, rows = run / f"evaluation-{name}", []
     for index, letter in enumerate(verdicts):
         text = texts.get(f"q{index}", f"text {index}")
@@ -98,14 +95,8 @@ def study_record() -> dict[str, Any]:
     compared = {"against": "regular", "seeds": [1, 2], "lost": [], "result": result, "holm_p": 0.2}
     verdict = {"label": "not established", "reasons": ["n=2 seeds in common with regular", "a | b"]}
     arms = [_arm("regular", 0.5), _arm("step_jepa", 0.5125, role="arm", examples=compared, verdict=verdict)]
-    table = {
-        "block": "",
-        "metric": "gsm8k",
-        "higher_is_better": True,
-        "baseline": "regular",
-        "alpha": 0.05,
-        "arms": arms,
-    }
+    table = {"block": "", "metric": "gsm8k", "higher_is_better": True, "baseline": "regular"}
+    table |= {"alpha": 0.05, "arms": arms}
     verdicts = ["gsm8k, against regular:", "  step_jepa: not established"]
     missing = [{"run": "step_jepa seed 2", "status": "failed", "error": "exit status 2"}]
     return {"title": "A study", "verdicts": verdicts, "tables": [table], "missing": missing}

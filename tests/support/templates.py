@@ -37,10 +37,8 @@ _ALTERNATING = r"""
 
 
 def _inst(before: str, after: str, answer: str) -> str:
-    """The [INST] family: the system text goes in front of the first question, and only answers are closed.
-
-    `before` and `after` stand at the two ends of a question, `answer` in front of an answer.
-    """
+    """The [INST] family: the system text goes in front of the first question, and only answers are closed. `before` and
+    `after` stand at the two ends of a question, `answer` in front of an answer."""
     question = f"{{{{- '[INST]{before}' ~ lead ~ m['content'] ~ '{after}[/INST]' -}}}}"
     reply = f"{{{{- '{answer}' ~ m['content'] ~ eos_token -}}}}"
     turn = "{%- if m['role'] == 'user' -%}" + question + "{%- else -%}" + reply + "{%- endif -%}"

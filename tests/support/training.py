@@ -51,15 +51,8 @@ def name_of(options: Options) -> str:
 def trainer_for(
     tmp_path, tokenizer, rows=None, batch=4, peft=None, eval_rows=None, model=None, **options
 ) -> JEPATrainer:
-    arguments = {
-        "max_steps": 2,
-        "lbd": 0.5,
-        "learning_rate": 1e-2,
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        **options,
-    }
+    arguments = {"max_steps": 2, "lbd": 0.5, "learning_rate": 1e-2, "save_strategy": "no", "logging_steps": 1}
+    arguments |= {"disable_tqdm": True, **options}
     folder = str(tmp_path / "out")
     config = JEPAConfig(output_dir=folder, per_device_train_batch_size=batch, **arguments)
     model = model or tiny_model("llama", vocab_size=len(tokenizer))
