@@ -76,27 +76,13 @@ def test_plain_text_is_no_chat_and_no_error():
     assert (report.plain_text, report.rows_read, report.rows_usable) == (True, 7, 4)
     assert (report.streams, report.chats) == (3, 1)
     assert report.rows_skipped == {"nothing_to_learn": 1, "content_not_text": 1, "unknown_token": 1}
-    objectives = "regular or split or next_latent or multi_token or future_summary"
-    assert report.verdict.startswith(f"plain text: train with --objective {objectives}")
+    assert report.verdict.startswith("plain text: train with --objective regular or split")
     lines = report.lines()
     assert "  Plain text: 3 rows" in lines and r"  Text: One and\ntwo." in lines
     assert not any("steps" in line for line in lines)
     assert json.loads(json.dumps(report.to_dict()))["ready_for_step_jepa"] is False
     report = check_format([*rows(BLANK), {"text": "One."}])  # among chats it is skipped
     assert (report.plain_text, report.rows_skipped) == (False, {"no_known_columns": 1})
-
-
-def test_tokens_of_plain_text():
-    rows = [{"text": "one two three four"}, {"text": ""}, {"input_ids": [7, 8, 9]}]
-    rows.append({"question": "how", "answer": "one"})
-    found = tokens_of(rows, "split", max_length=3, labels="assistant")
-    # one two three | four <end>; 7 8 9; the chat's first three tokens hold no answer.
-    assert (found.data.rows_read, found.data.rows_kept, found.data.examples) == (4, 2, 3)
-    assert found.longest == 0 and found.data.tokens == 8
-    assert found.data.rows_skipped == {"nothing_to_learn": 1, "no_room_for_answer": 1}
-    assert any("3 examples: texts are cut into blocks of max_length" in line for line in found.lines())
-    with pytest.raises(DataError, match="needs chats"):
-        tokens_of(rows, "step_jepa")
 
 
 def test_nothing_from_the_file_can_steer_a_terminal(tmp_path):
@@ -111,8 +97,6 @@ def test_nothing_from_the_file_can_steer_a_terminal(tmp_path):
 
 
 def test_what_cannot_be_used():
-    with pytest.raises(DataError, match=r"list row 1: .*--strict_data"):
-        check_format([*rows("x"), 3], strict_data=True)
     with pytest.raises(DataError, match="list: the file or data set is empty"):
         check_format(rows("x"), eval_file=[])
     with pytest.raises(DataError, match="none of 1 rows can be used; skip.*first: list row 0: .*columns found: a"):
@@ -211,6 +195,8 @@ def test_truncation():
 def test_the_report_is_that_of_training():
     tokenizer = words()
     cases = [(ROWS, {"predictors": 2, "forward": forward}) for forward in ("auto", "two_pass", "inline")]
+    texts = [{"text": "one two three four"}, {"text": ""}, {"input_ids": [7, 8, 9]}, ROWS[1]]
+    cases.append((texts, {"objective": "split", "predictors": 0, "max_length": 3}))
     planned = [{**row, "plan": plan} for row, plan in zip(ROWS, ("one", None, "two"), strict=True)]
     options = {"objective": "llm_jepa", "jepa_target_column": "plan", "readout": "mean", "predictors": 0}
     for rows, given in [*cases, (planned, options)]:

@@ -78,7 +78,6 @@ TOOL_CASES = (
 @pytest.mark.parametrize("case", TOOL_CASES, ids=lambda case: case["objective"])
 @pytest.mark.parametrize("name", ["llama3_1", "qwen3", "hermes", "mistral_v3"])
 def test_packed_equals_two_pass_in_rows_with_tools(name, case):
-    """Under templates that know tools."""
     run = prepare(tool_rows.tool_tokenizer(name), {**case, "max_length": 2000}, TOOL_ROWS)
     assert [len(example.pairs) for example in run.examples][:3] == [1, 0, 1]
     expected = losses(run, run.collator("two_pass")(run.examples))

@@ -23,8 +23,9 @@ from stepjepa.training.sampling import Draw, DrawnExamples
 from stepjepa.training.setup import ModelSetup, make_collator, set_up_model
 from support.models import tiny_model
 from support.rows import step_rows
+from support.training import Options
+from support.training import name_of as name_of
 
-Options = dict[str, Any]
 LOSSES = ("cosine", "l2", "mse", "smooth_l1", "infonce")
 HEADS = ("none", "linear", "mlp")
 REGULARIZERS = ("none", "vicreg", "sigreg")
@@ -126,10 +127,6 @@ CONTROLS = [
 CASES = [*covering(IN_CONTEXT, 9), *covering(STANDALONE, 4), *covering(STEPS, 3), *covering(SPLIT, 6)]
 CASES += [*tube_cases(), *CONTROLS]
 CASES += [case | {"last_token": None} for case in covering(READOUTS, 2)]
-
-
-def name_of(case: Options) -> str:
-    return "-".join(f"{value}" if isinstance(value, str) else f"{name}={value}" for name, value in case.items())
 
 
 def chats() -> list[dict[str, Any]]:

@@ -87,7 +87,6 @@ def assert_resumes_alike(make, folder) -> tuple[JEPATrainer, JEPATrainer]:
 
 
 def assert_train_alike(folder, tokenizer, rows, *ways) -> None:
-    """Two ways to set the options give the same weights."""
     trainers = [trainer_for(folder / f"{number}", tokenizer, rows, **way) for number, way in enumerate(ways)]
     for trainer in trainers:
         trainer.train()
