@@ -196,7 +196,7 @@ def test_the_report_is_that_of_training():
     tokenizer = words()
     cases = [(ROWS, {"predictors": 2, "forward": forward}) for forward in ("auto", "two_pass", "inline")]
     texts = [{"text": "one two three four"}, {"text": ""}, {"input_ids": [7, 8, 9]}, ROWS[1]]
-    cases.append((texts, {"objective": "split", "predictors": 0, "max_length": 3}))
+    cases.append((texts, {"objective": "split", "predictors": 0, "max_length": 3, "labels": "assistant"}))
     planned = [{**row, "plan": plan} for row, plan in zip(ROWS, ("one", None, "two"), strict=True)]
     options = {"objective": "llm_jepa", "jepa_target_column": "plan", "readout": "mean", "predictors": 0}
     for rows, given in [*cases, (planned, options)]:
