@@ -126,6 +126,10 @@ def test_file_and_line_are_named(old, new, words):
     assert all(word in said for word in words), said
 
 
+def test_a_study_without_a_small_version():
+    assert "this study has no section 'mini'" in refused(mini=True)
+
+
 def test_the_splits_of_a_built_in_task_share_no_problem(tmp_path):
     given = "{task: a5, length: 4, train_rows: 30, select_rows: 40, test_rows: 10}"
     (block,) = read(STUDY.replace("data: builtin", f"data: {{builtin: {given}}}")).blocks
