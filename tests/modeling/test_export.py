@@ -14,23 +14,13 @@ from stepjepa.data.tokens import Prompter, kept_predictors
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.export import export_model
 from stepjepa.modeling.extras import PredictorRows, add_extras, known_predictors, predictor_names, with_predictors
-from stepjepa.modeling.load import load_model, load_tokenizer
 from stepjepa.modeling.lora import add_lora, lora_config
 from stepjepa.modeling.parts import vocabulary_size
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return load_tokenizer("tiny", ["one two three"] * 5)
+from support.models import tiny_model
 
 
 def base_model(tokenizer, tied, folder):
-    model = load_model("tiny", tokenizer, seed=1)
-    if not tied:
-        model.config.tie_word_embeddings = False
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(model.config)
-    model.save_pretrained(folder)
+    tiny_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=tied).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder)
 
@@ -94,39 +84,20 @@ def test_predictors_in_an_adapter_are_refused(tmp_path, tokenizer):
         export_model(model, tokenizer, tmp_path, merge_lora=False, keep_predictors=True)
 
 
-def merge_adapter(folder, tokenizer, kind):
-    """Merge an adapter from elsewhere into ``out``; returns the adapted model."""
-    base, config = base_model(tokenizer, False, folder / "base"), LoraConfig(target_modules=["q_proj"], **kind)
-    adapted = get_peft_model(base, config).eval()
-    with torch.no_grad():
-        for parameter in adapted.parameters():
-            parameter += 0.2 * torch.randn_like(parameter) * parameter.requires_grad
-    adapted.save_pretrained(folder / "adapter")
-    tokenizer.save_pretrained(folder / "adapter")
-    export(folder / "adapter", folder / "out", base_model=str(folder / "base"), merge_lora=True)
-    return adapted
-
-
 @pytest.mark.parametrize("kind", [{"lora_bias": True}, {"modules_to_save": ["lm_head"]}])
 def test_an_adapter_from_elsewhere_that_cannot_be_merged_is_refused(kind, tmp_path, tokenizer):
     """A LoRA's biases and copies of modules would be left out of the merged weights."""
+    base, config = base_model(tokenizer, False, tmp_path / "base"), LoraConfig(target_modules=["q_proj"], **kind)
+    for part in (get_peft_model(base, config), tokenizer):
+        part.save_pretrained(tmp_path / "adapter")
     with pytest.raises(ConfigError, match=f"LoRA with {next(iter(kind))} cannot be exported: .*; merge it with PEFT"):
-        merge_adapter(tmp_path, tokenizer, kind)
+        export(tmp_path / "adapter", tmp_path / "out", base_model=str(tmp_path / "base"), merge_lora=True)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", [{"use_dora": True}, {"trainable_token_indices": [5]}])
-def test_an_adapter_from_elsewhere_is_merged(kind, tmp_path, tokenizer):
-    adapted, ids = merge_adapter(tmp_path, tokenizer, kind), torch.arange(4, 12)[None]
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    torch.testing.assert_close(merged(ids).logits, adapted(ids).logits, atol=1e-5, rtol=1e-4)
-
-
-def test_predictors_leave_the_global_random_state_alone(tokenizer):
-    model = load_model("tiny", tokenizer, seed=1)
+def test_predictors_leave_the_global_random_state_alone():
+    model = tiny_model("llama")
     state = torch.random.get_rng_state()
-    first = PredictorRows.drawn(model, 2, seed=0)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    other = PredictorRows.drawn(load_model("tiny", tokenizer, seed=1), 2, seed=0)
-    assert torch.equal(first.weight, other.weight)
+    first, other = (PredictorRows.drawn(model, 2, seed=0) for _ in range(2))
+    assert torch.equal(torch.random.get_rng_state(), state) and torch.equal(first.weight, other.weight)
     assert 0.5 < float(first.weight.std() / model.get_input_embeddings().weight.std()) < 2

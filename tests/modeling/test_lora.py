@@ -17,7 +17,6 @@ from stepjepa import export
 from stepjepa.api import train
 from stepjepa.errors import ConfigError
 from stepjepa.modeling.lora import is_untrained, token_rows
-from stepjepa.training.config import JEPAConfig
 from stepjepa.training.options import RunOptions
 from stepjepa.training.run import rate_line
 from support.models import tiny_model
@@ -34,10 +33,9 @@ def chatml():
     return fresh(byte_bpe_tokenizer("chatml"))
 
 
-def model_for(tokenizer, folder, tied=False, **changes):
+def model_for(tokenizer, folder, tied=False):
     """A model that was saved and loaded, so that an adapter knows its base."""
-    model = tiny_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=tied, **changes)
-    model.save_pretrained(folder)
+    tiny_model("llama", vocab_size=len(tokenizer), tie_word_embeddings=tied).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return AutoModelForCausalLM.from_pretrained(folder)
 
@@ -45,16 +43,14 @@ def model_for(tokenizer, folder, tied=False, **changes):
 def kinds(tokenizer):
     ids = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
     return {
-        "dora": (True, {"use_dora": True}),
         "dora-untied": (False, {"use_dora": True}),
         "rslora": (False, {"use_rslora": True}),
-        "tokens": (True, {"trainable_token_indices": ids}),
         "tokens-untied": (False, {"trainable_token_indices": {"embed_tokens": ids, "lm_head": ids}}),
         "dora-tokens": (True, {"use_dora": True, "trainable_token_indices": ids}),
     }
 
 
-LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("dora", "dora-untied", "rslora", "tokens")]
+LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in ("dora-untied", "rslora")]
 
 
 @pytest.mark.parametrize("kind", ["tokens-untied", "dora-tokens", *LONG])
@@ -89,23 +85,22 @@ def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml
             assert sorted(rows) == changed, "those rows are trained and no other"
 
 
-REFUSED = {
-    "prefix": PrefixTuningConfig(num_virtual_tokens=2, **CAUSAL),
-    "modules_to_save": LoraConfig(**LINEAR, modules_to_save=["lm_head"]),
-    "pissa": LoraConfig(**LINEAR, init_lora_weights="pissa"),
-}
-
-
-WAYS = [*((kind, "config") for kind in REFUSED), ("pissa", "model")]
-
-
-@pytest.mark.parametrize(("kind", "way"), WAYS)
-def test_what_is_not_exported_is_refused_before_training(kind, way, tmp_path, tokenizer):
-    model, peft = tiny_model("llama", vocab_size=len(tokenizer)), copy.deepcopy(REFUSED[kind])
-    given = {"peft": peft, "model": model} if way == "config" else {"model": wrapped(model, peft)}
-    with pytest.raises(ConfigError, match="only LoRA can be trained|cannot be exported: ") as error:
-        trainer_for(tmp_path, tokenizer, step_rows(8), **given)
-    assert "\n" not in str(error.value)
+@pytest.mark.parametrize(
+    "peft",
+    [
+        PrefixTuningConfig(num_virtual_tokens=2, **CAUSAL),
+        LoraConfig(**LINEAR, modules_to_save=["lm_head"]),
+        LoraConfig(**LINEAR, init_lora_weights="pissa"),
+    ],
+    ids=["prefix", "modules_to_save", "pissa"],
+)
+def test_what_is_not_exported_is_refused_before_training(peft, tmp_path, tokenizer):
+    model = tiny_model("llama", vocab_size=len(tokenizer))
+    around = wrapped(copy.deepcopy(model), copy.deepcopy(peft))
+    for given in ({"model": model, "peft": peft}, {"model": around}):
+        with pytest.raises(ConfigError, match="only LoRA can be trained|cannot be exported: ") as error:
+            trainer_for(tmp_path, tokenizer, step_rows(8), **given)
+        assert "\n" not in str(error.value)
 
 
 def test_a_frozen_adapter_is_refused(tmp_path, tokenizer):
@@ -125,30 +120,18 @@ def test_a_frozen_adapter_is_refused(tmp_path, tokenizer):
 # Rows that pretraining has left alone
 
 
-def spoil(kind, weight, index):
-    with torch.no_grad():
-        if kind == "zero":
-            weight[index] *= 1e-4
-        elif kind == "equal":
-            weight[index] = weight[index + 9] + 1e-5
-        else:
-            weight[index] = weight.mean(0)
-
-
 @pytest.mark.parametrize(
     ("kind", "part"), [("zero", "model.embed_tokens"), ("equal", "lm_head"), ("mean", "model.embed_tokens")]
 )
-def test_an_untrained_row(kind, part, chatml):
+def test_an_untrained_end_of_turn_is_a_warning(kind, part, tmp_path, chatml, caplog):
     end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
     model = tiny_model("llama", vocab_size=len(chatml))
     assert not is_untrained(model, end)
-    spoil(kind, model.get_submodule(part).weight, end)
+    weight = model.get_submodule(part).weight
+    untrained = {"zero": weight[end] * 1e-4, "equal": weight[end + 9] + 1e-5, "mean": weight.mean(0)}
+    with torch.no_grad():
+        weight[end] = untrained[kind]
     assert [is_untrained(model, token) for token in (end, start, end + 3)] == [True, False, False]
-
-
-def test_an_untrained_end_of_turn_is_a_warning(tmp_path, chatml, caplog):
-    model = tiny_model("llama", vocab_size=len(chatml))
-    spoil("zero", model.lm_head.weight, chatml.convert_tokens_to_ids("<|im_end|>"))
     rows = token_rows(model, chatml, ["<|im_end|>"])
     assert list(rows) == ["model.embed_tokens", "lm_head"]
     # All weights, or these rows, are trained.
@@ -182,16 +165,5 @@ def test_the_learning_rate_of_lora(tmp_path, tokenizer):
     for model, peft, rate in ((base, LoraConfig(**LINEAR), 2e-4), (adapted, None, 2e-4), (base, None, 2e-5)):
         trainer = trainer_for(tmp_path, tokenizer, step_rows(8), model=model, peft=peft, learning_rate=None)
         assert trainer.args.learning_rate == rate
-
-
-@pytest.mark.parametrize(
-    ("run", "rate", "expected"),
-    [
-        ({"model_name": "m", "lora": True}, 1e-3, "0.001"),
-        ({"model_name": "m", "lora": True}, 2e-5, "2e-05 (the default is 0.0002)"),
-        ({"model_name": "m"}, 2e-4, "0.0002 (the default is 2e-05)"),
-        ({"model_name": "tiny"}, 2e-5, "2e-05 (the default is 0.001)"),
-    ],
-)
-def test_an_unusual_learning_rate_is_in_the_summary(run, rate, expected):
-    assert rate_line(JEPAConfig(learning_rate=rate, use_cpu=True), RunOptions(**run)) == f"learning rate {expected}"
+        line = rate_line(trainer.args, RunOptions(model_name="m"))
+        assert line == ("learning rate 2e-05" if rate == 2e-5 else "learning rate 0.0002 (the default is 2e-05)")
