@@ -12,9 +12,8 @@ from stepjepa.evaluation.run import AnswerScorer
 from stepjepa.modeling.load import load_model
 from stepjepa.training.checkpoints import stop_reason
 from stepjepa.training.options import RunOptions
-from support.rows import step_rows, write
+from support.rows import step_rows
 from support.runs import copy_of, one_line, result_of, resume, train
-from support.sharding import launch
 
 EVALUATED = "--eval_strategy steps --eval_steps 2 --max_steps 12 --track_flop --metric_for_best_model".split()
 
@@ -39,17 +38,6 @@ def test_from_the_command_line_with_the_best_checkpoint(tmp_path, capsys):
     assert "prefix 0.000" in out and "did_not_stop " in out
     history = json.loads((tmp_path / "out" / "metrics.json").read_text())["log_history"]
     assert sum("eval_prefix" in entry for entry in history) == 4  # after steps 2, 4 and 6, and of the best model
-
-
-@pytest.mark.long
-def test_two_processes(tmp_path):
-    rows = write(tmp_path / "rows.jsonl", step_rows(12))
-    words = f"train --train_file {rows} --eval_file {rows} --output_dir {tmp_path / 'two'} --model_name tiny --regular"
-    words += " --max_steps 4 --eval_strategy steps --eval_steps 2 --save_steps 2 --batch_size 2 --disable_tqdm true"
-    words += " --eval_metrics exact --eval_samples 3 --eval_max_new_tokens 3"
-    done = launch(words.split(), "stepjepa")
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "exact 0.000" in done.stdout
 
 
 # Runs that end early
