@@ -46,12 +46,8 @@ def weights_of(folder):
 
 
 def test_packed_equals_two_pass_in_gradients(tmp_path):
-    plain = {
-        "optim": "sgd",
-        "learning_rate": 1.0,
-        "max_grad_norm": 0.0,
-        "save_strategy": "no",
-    }  # a step is the gradient
+    # A step is the gradient.
+    plain = {"optim": "sgd", "learning_rate": 1.0, "max_grad_norm": 0.0, "save_strategy": "no"}
     before = weights_of(MODEL)
     steps = {}
     for forward in ("packed", "two_pass"):

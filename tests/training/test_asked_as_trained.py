@@ -1,11 +1,10 @@
 """A small model that is trained on eight rows answers them with what `evaluate` asks by default, whatever the template."""
 
-import json
-
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from stepjepa import evaluate, train
+from support.rows import write
 from support.trl_templates import template, tokenizer_with
 
 pytestmark = pytest.mark.long
@@ -49,15 +48,13 @@ def test_eight_rows_are_answered_exactly(tmp_path, name, kind, kwargs):
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=2048, **sizes)
     LlamaForCausalLM(config).save_pretrained(tmp_path / "base")
     tokenizer.save_pretrained(tmp_path / "base")
-    data = tmp_path / "rows.jsonl"
-    data.write_text("".join(f"{json.dumps(row)}\n" for row in rows(kind)), encoding="utf-8")
-    run = tmp_path / "run"
+    data, run = write(tmp_path / "rows.jsonl", rows(kind)), tmp_path / "run"
     train(
-        train_file=str(data), model_name=str(tmp_path / "base"), output_dir=str(run), objective="regular", use_cpu=True,
+        train_file=data, model_name=str(tmp_path / "base"), output_dir=str(run), objective="regular", use_cpu=True,
         max_steps=200, learning_rate=5e-3, per_device_train_batch_size=8, save_strategy="no",
         chat_template_kwargs=kwargs or None,
     )  # fmt: skip
-    result = evaluate(model_name=str(run), test_file=str(data), metric=["exact"], max_new_tokens=60)
+    result = evaluate(model_name=str(run), test_file=data, metric=["exact"], max_new_tokens=60)
     answers = [one.generated_response.rpartition("</think>")[2].strip() for one in result.predictions]
     contents = [row["messages"][1]["content"] for row in rows(kind)]
     assert answers == [content.rpartition("</think>")[2].strip() for content in contents]

@@ -133,17 +133,16 @@ def test_the_parts_of_the_loss_stay_in_float32(sharded):
     assert all(weight.dtype == torch.float32 for weight in rounded["weights"].values())
 
 
+ACTIVATION = '--lora --fsdp_config {"activation_checkpointing":true}'
+
+
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("module", "more", "message"),
     [
         # As it is, it trains with DDP there.
-        pytest.param("stepjepa", "", "--fsdp: accelerate does not shard weights on cpu", marks=pytest.mark.long),
-        pytest.param(
-            "support.sharding",
-            '--lora --fsdp_config {"activation_checkpointing":true}',
-            "give --gradient_checkpointing true",
-            marks=pytest.mark.long,
-        ),
+        ("stepjepa", "", "--fsdp: accelerate does not shard weights on cpu"),
+        ("support.sharding", ACTIVATION, "give --gradient_checkpointing true"),
     ],
 )
 def test_what_would_not_be_sharded_or_saved_is_refused(tmp_path, module, more, message):

@@ -7,15 +7,11 @@ import torch
 
 from stepjepa.modeling.forward import causal_lm
 from support.rows import step_rows
-from support.training import batch_of, trainer_for
+from support.training import JEPA, METHODS, batch_of, trainer_for
 
-FORMS = {
-    "packed": {"objective": "step_jepa", "predictors": 2},
-    "inline": {"objective": "step_jepa", "predictors": 2, "forward": "inline"},
-    "two_pass": {"objective": "step_jepa", "predictors": 2, "forward": "two_pass"},
-    "target rows": {"objective": "step_jepa", "predictors": 2, "target_grad": False},
-    "llm_jepa": {"objective": "llm_jepa", "predictors": 1, "views": "in_context"},
-}
+FORMS = {name: METHODS[name] for name in ("step", "two_pass", "standalone")}
+FORMS["inline"] = {"objective": "step_jepa", "predictors": 2, "forward": "inline"}
+FORMS["target rows"] = {**JEPA, "target_grad": False}
 ALPHA = 5.0
 
 

@@ -25,12 +25,6 @@ from support.training import logs_of, trainer_for
 ROWS = step_rows(20)
 
 
-def options_of(**options) -> JEPAOptions:
-    settings = JEPAOptions(**options)
-    settings.check()
-    return settings
-
-
 def epochs_of(sampler: EpochSampler, *epochs: int) -> list[list[Draw]]:
     found = []
     for sampler.epoch in epochs:
@@ -85,7 +79,7 @@ def test_every_row_of_a_mixture_is_drawn_equally_often():
 
 
 def test_jepa_ratio_depends_on_seed_epoch_and_row_alone(tokenizer):
-    options = options_of(objective="llm_jepa")
+    options = JEPAOptions(objective="llm_jepa")
     store, _ = encode(step_rows(200), tokenizer, options)
 
     def kept(draws: list[Draw]) -> dict[int, bool]:
@@ -113,7 +107,7 @@ def test_jepa_ratio_in_training(tmp_path, tokenizer):
 
 
 def test_random_pairs_differ_over_epochs_and_are_reproducible(tokenizer):
-    options = options_of(objective="step_jepa", step_pairs="random", multi_horizon=[1, 2])
+    options = JEPAOptions(objective="step_jepa", step_pairs="random", multi_horizon=[1, 2])
     store, _ = encode(step_rows(30), tokenizer, options)
     row = max(range(len(store)), key=lambda number: len(store[number].pairs))
 

@@ -10,10 +10,9 @@ import transformers
 from stepjepa.config.option import options_of
 from stepjepa.config.values import choices_of, union_members
 from stepjepa.errors import ConfigError
-from stepjepa.training.config import JEPAConfig
 from stepjepa.training.trainer import JEPATrainer
-from support.models import tiny_model
 from support.rows import step_rows
+from support.training import logs_of, trainer_for
 
 ROWS = step_rows(8)
 # What cannot run, and why; everything else must.
@@ -53,11 +52,8 @@ def cases():
 
 @pytest.fixture
 def trainer(tokenizer, tmp_path):
-    def make(rows=ROWS, config=JEPAConfig, extra=None, **options):
-        given = {"max_steps": 1, "per_device_train_batch_size": 4, "disable_tqdm": True, "save_strategy": "no"}
-        args = config(**{"output_dir": str(tmp_path / "out"), **given, **options})
-        model = tiny_model("llama", vocab_size=len(tokenizer))
-        return JEPATrainer(model, args, rows, ROWS, tokenizer, **(extra or {}))
+    def make(**options):
+        return trainer_for(tmp_path, tokenizer, ROWS, eval_rows=ROWS, **{"max_steps": 1, **options})
 
     return make
 
@@ -82,7 +78,8 @@ def test_metrics_and_predictions_of_labelled_tokens(trainer):
         known = prediction.label_ids != -100
         return {"accuracy": float((prediction.predictions == prediction.label_ids)[known].mean())}
 
-    made = trainer(objective="step_jepa", extra={"compute_metrics": accuracy}, per_device_eval_batch_size=3)
+    made = trainer(objective="step_jepa", per_device_eval_batch_size=3)
+    made = JEPATrainer(made.model, made.args, None, ROWS, made.processing_class, compute_metrics=accuracy)
     metrics = made.evaluate()
     output = made.predict(ROWS[:5])
     assert metrics["eval_accuracy"] >= 0 and metrics["eval_lm_loss"] > 0
@@ -102,11 +99,11 @@ def test_metrics_and_predictions_of_labelled_tokens(trainer):
         assert predicted[: len(labelled)].tolist() == logits[:, : made.setup.vocabulary].argmax(-1).tolist()
 
 
-def test_what_the_trainer_cannot_use_is_refused(trainer):
+def test_what_the_trainer_cannot_use_is_refused(trainer, tmp_path):
     with pytest.raises(ConfigError, match="args is a TrainingArguments; pass a JEPAConfig"):
-        trainer(config=transformers.TrainingArguments)
+        JEPATrainer("tiny", transformers.TrainingArguments(str(tmp_path)), ROWS)
     with pytest.raises(ConfigError, match="does not take data_collator"):
-        trainer(extra={"data_collator": lambda *args: None})
+        JEPATrainer("tiny", None, ROWS, data_collator=lambda *args: None)
     with pytest.raises(ConfigError, match="cannot be constructed"):
         trainer(optim="lomo").train()
 
@@ -115,7 +112,7 @@ def test_what_the_trainer_cannot_use_is_refused(trainer):
 def test_torch_compile_runs_to_the_same_numbers(trainer):
     losses = []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager"}):
-        made = trainer(objective="step_jepa", logging_steps=1, **options)
+        made = trainer(objective="step_jepa", **options)
         made.train()
-        losses.append([entry["lm_loss"] for entry in made.state.log_history if "lm_loss" in entry])
+        losses.append([entry["lm_loss"] for entry in logs_of(made)])
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
