@@ -167,17 +167,10 @@ def test_a_compiled_or_rounded_model_trains(flags, tmp_path):
 
 def test_a_run_is_evaluated_and_looked_at(tmp_path):
     command(tmp_path, "run")
-    answered = stepjepa.evaluate(
-        model_name=str(tmp_path / "run"),
-        test_file=str(tmp_path / "rows.jsonl"),
-        output_dir=str(tmp_path / "answers"),
-        metric=["exact", "answer_nll"],
-        max_new_tokens=8,
-    )
-    assert answered
-    assert stepjepa.analyze(
-        file=str(tmp_path / "rows.jsonl"), models=[str(tmp_path / "run")], output_dir=str(tmp_path / "looked")
-    )
+    run, rows = str(tmp_path / "run"), str(tmp_path / "rows.jsonl")
+    asked = {"metric": ["exact", "answer_nll"], "max_new_tokens": 8}
+    assert stepjepa.evaluate(model_name=run, test_file=rows, output_dir=str(tmp_path / "answers"), **asked)
+    assert stepjepa.analyze(file=rows, models=[run], output_dir=str(tmp_path / "looked"))
 
 
 def test_doctor_finds_every_setting_exact_and_compiles():

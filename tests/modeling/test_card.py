@@ -31,21 +31,16 @@ OWN = "# My own words\n"
 DATA = "a|b*<i>.jsonl"
 OBJECTIVE = """
 from dataclasses import dataclass
-from stepjepa.objectives import Objective, PairBuilder, option
+from stepjepa.objectives import option
+from stepjepa.objectives.regular import Regular
 
 @dataclass
 class Own:
     service_token: str = option("", "A secret by its name.")
     weight: float = option(1.0, "A plain one.")
 
-class Mine(Objective):
+class Mine(Regular):
     Options = Own
-
-    def pairs_of(self, chat):
-        builder = PairBuilder(chat.ids, self.predictors)
-        for turn in chat.turns:
-            builder.pair(turn.user, turn.answer)
-        return builder.found("empty_view")
 """
 
 

@@ -77,12 +77,6 @@ def test_every_kind_of_lora_is_exported_as_it_was_trained(kind, tmp_path, chatml
     export(tmp_path / "False", tmp_path / "again", merge_lora=True)
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "again")
     torch.testing.assert_close(again(ids).logits, trained, atol=2e-5, rtol=1e-4)
-    if "tokens" in kind:
-        rows = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
-        for part in (again.get_input_embeddings(), again.get_output_embeddings()):
-            own = base.get_input_embeddings() if tied or part is again.get_input_embeddings() else base.lm_head
-            changed = (part.weight != own.weight).any(dim=1).nonzero().flatten().tolist()
-            assert sorted(rows) == changed, "those rows are trained and no other"
 
 
 @pytest.mark.parametrize(

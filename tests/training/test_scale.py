@@ -218,8 +218,5 @@ def test_equal_compute_costs_what_a_regular_run_costs(tmp_path, tokenizer):
     assert regular.state.max_steps == plain.state.max_steps == same.equal_compute[0] == 10
     assert plain.state.total_flos > 1.2 * regular.state.total_flos
     assert len(logs_of(same)) == same.state.max_steps == same.requested_steps < 9
-    for regular_steps, ratio, steps in ((1, 3.0, 1), (100, 1.25, 80)):  # at least one step
-        same.equal_compute = (regular_steps, ratio)
-        assert same.requested_steps == steps
     step = same.state.total_flos / same.state.max_steps
     assert abs(same.state.total_flos - regular.state.total_flos) < 1.5 * step
