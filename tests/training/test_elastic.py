@@ -116,9 +116,8 @@ def test_a_complete_run_is_complete_on_any_number_of_processes(runs, tmp_path, c
     assert main(words_of(run, flags)) == 0, capsys.readouterr().err
     assert "complete, 5 of 5 steps" in capsys.readouterr().out
     assert main(words_of(run, "--resume_from_checkpoint true --per_device_train_batch_size 3")) == 2
-    assert "takes 8 examples per step (4 x 2 processes), which is not a multiple of 3" in one_line(
-        capsys.readouterr().err
-    )
+    said = one_line(capsys.readouterr().err)
+    assert "takes 8 examples per step (4 x 2 processes), which is not a multiple of 3" in said
     assert files_of(run) == before
 
 

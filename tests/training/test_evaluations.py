@@ -40,9 +40,6 @@ def test_from_the_command_line_with_the_best_checkpoint(tmp_path, capsys):
     assert sum("eval_prefix" in entry for entry in history) == 4  # after steps 2, 4 and 6, and of the best model
 
 
-# Runs that end early
-
-
 def read(folder):
     metrics = json.loads((folder / "metrics.json").read_text())
     return metrics["steps"], [entry for entry in metrics["log_history"] if "eval_loss" in entry]
@@ -79,10 +76,7 @@ def test_a_run_that_has_reached_its_value_is_complete(tmp_path, capsys):
         ("--eval_metrics exact", "--eval_metrics needs questions to answer; give --eval_file"),
         ("--eval_file FILE --eval_metrics answer_nll", "leave it out"),
         ("--eval_file FILE --stop_at 1", "--stop_at needs --eval_strategy and --metric_for_best_model"),
-        (
-            "--eval_file FILE --eval_strategy steps --metric_for_best_model exact --stop_at 1",
-            "an evaluation has loss, lm",
-        ),
+        ("--eval_file FILE --eval_strategy steps --metric_for_best_model exact --stop_at 1", "an evaluation has loss,"),
         ("--eval_file FILE --early_stopping_patience 2", "--early_stopping_patience needs --eval_strategy and"),
     ],
 )

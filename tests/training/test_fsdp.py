@@ -147,9 +147,7 @@ ACTIVATION = '--lora --fsdp_config {"activation_checkpointing":true}'
 )
 def test_what_would_not_be_sharded_or_saved_is_refused(tmp_path, module, more, message):
     data = write(tmp_path / "rows.jsonl", rows())
-    flags = (
-        f"train --fsdp true --train_file {data} --model_name tiny --output_dir {tmp_path / 'out'} --max_steps 1 {more}"
-    )
-    done = launch(flags.split(), module)
+    flags = f"train --fsdp true --train_file {data} --model_name tiny --output_dir {tmp_path / 'out'} --max_steps 1"
+    done = launch([*flags.split(), *more.split()], module)
     assert done.returncode and message in done.stderr
     assert "stepjepa/training/trainer.py" not in done.stderr and not (tmp_path / "out").exists()

@@ -37,9 +37,9 @@ def test_an_adapter_begins_with_the_seed_alone(tmp_path, tokenizer):
     for seed, before in ((3, 0), (3, 1), (4, 0)):
         torch.manual_seed(before)
         trainer = trainer_for(tmp_path, tokenizer, peft=lora_config(4), seed=seed, **STEPS)
-        found.append({name: value for name, value in trainer.model.named_parameters() if "lora_A" in name})
-    assert found[0] and all(torch.equal(value, found[1][name]) for name, value in found[0].items())
-    assert not any(torch.equal(value, found[2][name]) for name, value in found[0].items())
+        found.append([value for name, value in trainer.model.named_parameters() if "lora_A" in name])
+    for first, same, other in zip(*found, strict=True):
+        assert torch.equal(first, same) and not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,8 @@ def test_log_and_evaluation(tmp_path, tokenizer, options):
     assert metrics.keys() - timing == {f"eval_{name}" for name in names}
     for log in logs_of(trainer):
         assert log.keys() - {"tokens_per_second", "grad_norm", "learning_rate", "epoch", "step"} == names
-        assert log["loss"] == pytest.approx(
-            0.5 * log["lm_loss"] + 0.5 * (log.get("jepa_loss", 0.0) + sum(log[name] for name in more)), abs=1e-5
-        )
+        jepa = log.get("jepa_loss", 0.0) + sum(log[name] for name in more)
+        assert log["loss"] == pytest.approx(0.5 * log["lm_loss"] + 0.5 * jepa, abs=1e-5)
     jepa = metrics.get("eval_jepa_loss", 0.0) + sum(metrics[f"eval_{name}"] for name in more)
     assert metrics["eval_loss"] == pytest.approx(0.5 * metrics["eval_lm_loss"] + 0.5 * jepa, rel=1e-6)
 
