@@ -8,12 +8,17 @@ from stepjepa.data.answers import final_answer
 from stepjepa.data.blocks import answer_of, opened_in
 from stepjepa.data.chat import check_messages
 from stepjepa.data.encode import encode_dataset
+from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.data.tokens import Prompter
 from stepjepa.errors import RowError, attempted
 from stepjepa.evaluation.options import EvaluateOptions
 from stepjepa.generation.place import Place
+from stepjepa.inspect.check import read_tokens
+from stepjepa.inspect.statistics import TextReader
 from stepjepa.modeling.card import CARD, Records, write_card
+from stepjepa.training.options import JEPAOptions
+from support.checks import check_format, warned
 from support.encoding import settings_of
 from support.trl_templates import IN_PARTS, template, templates, tokenizer_with
 
@@ -194,6 +199,17 @@ def test_what_a_template_leaves_out_of_an_answer_is_counted():
     assert line.endswith("; --chat_template_kwargs may change this (the template reads preserve_thinking)")
     _, _, report = report_of("qwen3_training", rows)
     assert not report.prompts.left_out and not report.prompts.warnings()
+
+
+def test_check_counts_the_steps_that_the_model_gets():
+    answer = "<think>\nOne.\n\nTwo.\n</think>\n\nThree.\n\nFour.\n\nFive."
+    rows = [{"messages": chat(QUESTION, answer)} for _ in range(12)]
+    method = JEPAOptions(objective="step_jepa", step_splitter="separator", step_pairs="all")
+    reader = TextReader(RowSource(rows), method)
+    tokens = read_tokens(reader, tokenizer_with(template("deepseek_r1_distill")), method, "any")
+    assert reader.texts.step_counts == {3: 12} and reader.texts.pairs_all == tokens.data.pairs == 24
+    assert {"prompt_opened", "prompt_left_out"} <= set(warned(tokens))
+    assert check_format(rows).step_counts == {4: 12}  # without a tokenizer there is no template
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])

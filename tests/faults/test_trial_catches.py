@@ -128,6 +128,15 @@ def test_an_attention_that_is_asked_for_is_used(on_cuda):
         assert set_up_model(model, JEPAOptions(**PAIRS), 0, device)[0].config._attn_implementation == used
 
 
+def test_flex_attention_is_compiled_for_all_forms_and_two_backward_passes(on_cuda, caplog):
+    on_cuda(tiny_model("llama"))
+    assert caplog.messages == ["compiling FlexAttention takes up to a minute; --attn_implementation sdpa avoids this"]
+    before = torch._dynamo.config.cache_size_limit, torch._functorch.config.donated_buffer
+    with masks._flex_settings("cuda"):
+        assert torch._dynamo.config.cache_size_limit >= 64 and not torch._functorch.config.donated_buffer
+    assert before == (torch._dynamo.config.cache_size_limit, torch._functorch.config.donated_buffer)
+
+
 def blind(batch):
     """The batch with branches that see nothing of the trunk."""
     return replace(batch, attach=batch.attach * 0 - 1)
