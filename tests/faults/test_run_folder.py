@@ -131,6 +131,12 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(killed, ended, capsys):
     assert "resumed from checkpoint-2" in said and result_of(killed) == result_of(ended)
 
 
+def test_a_checkpoint_of_version_0_2_is_resumed(killed, ended):
+    (killed / "checkpoint-4" / "log_state_0.pt").write_bytes(b"the sums of the log, which nobody reads now")
+    write_manifest(killed / "checkpoint-4")
+    assert resume(killed, *CONSTANT) == 0 and result_of(killed) == result_of(ended)
+
+
 def test_every_file_of_a_checkpoint_is_watched(killed):
     files = sorted((killed / "checkpoint-4").iterdir())
     assert len(files) > 10
