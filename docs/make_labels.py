@@ -11,6 +11,7 @@ from pathlib import Path
 from page_tables import Record, arm_of, fill, records_in, table
 
 from stepjepa.analysis.plots import legend_below, new_figure
+from stepjepa.evaluation.statistics import Interval, paired_difference, summary
 from stepjepa.inspect.figure import save_figure
 
 DOCS = Path(__file__).parent
@@ -32,6 +33,9 @@ ARMS = {
     "regular_all_labels": "8, all tokens labelled",
 }
 METRICS = ("exact", "contains", "stopped", "content_nll", "end_nll")
+# The protocol's contrasts and their metrics.
+CONTRASTS = ("2-1", "2-3", "2-4", "5-2", "6-5", "6-7")
+COMPARED = ("exact", "contains")
 
 
 def records_of(block: str) -> list[Record]:
@@ -96,6 +100,51 @@ def choice_table(block: str) -> str:
     return table(["arm", "rate", *METRICS], rows)
 
 
+def complete(block: str) -> dict[str, dict[int, Record]]:
+    """The scored runs by arm and seed, of the arms whose seeds are all scored; the protocol looks at no other."""
+    arms = {arm: {record["seed"]: record for record in records} for arm, records in tests(block).items()}
+    return {arm: arms[arm] for arm in ARMS if len(arms.get(arm, {})) == SEEDS}
+
+
+def values_of(runs: dict[int, Record], metric: str) -> list[float]:
+    """A metric on the test rows, by seed."""
+    return [runs[seed]["metrics"]["test"][metric] for seed in sorted(runs)]
+
+
+def result_table(block: str) -> str:
+    """The means over the seeds of each complete arm, with their intervals."""
+    rows = []
+    for arm, runs in complete(block).items():
+        cells = [ARMS[arm]]
+        for metric in METRICS:
+            over_seeds = summary(values_of(runs, metric))
+            mean, low, high = over_seeds.estimate, over_seeds.low, over_seeds.high
+            if metric.endswith("nll"):
+                cells.append(f"{mean:.3f} ({low:.3f} to {high:.3f})")
+            else:
+                cells.append(Interval(mean, low, high).percent())
+        rows.append(cells)
+    return table(["arm", *METRICS], rows)
+
+
+def contrast_table(block: str) -> str:
+    """The paired differences of the protocol's contrasts whose arms are complete."""
+    rows = []
+    by_number = {ARMS[arm][0]: runs for arm, runs in complete(block).items()}
+    for contrast in CONTRASTS:
+        first, second = contrast.split("-")
+        if first not in by_number or second not in by_number:
+            continue
+        cells = [contrast]
+        for metric in COMPARED:
+            baseline = values_of(by_number[second], metric)
+            difference = paired_difference(values_of(by_number[first], metric), baseline)
+            ends = Interval(difference.mean, difference.low, difference.high)
+            cells.append(ends.percent("+", "points"))
+        rows.append(cells)
+    return table(["contrast", *COMPARED], rows)
+
+
 def draw(block: str) -> None:
     """Exact, contains and stopped on held-out rows, by learning rate."""
     chosen = choices(block)
@@ -115,8 +164,9 @@ def draw(block: str) -> None:
 
 
 def filled(text: str) -> str:
-    """The page with its tables written again: ``<!-- state -->``, ``<!-- choice BLOCK -->``."""
-    return fill(text, {"state": state_table, "choice": choice_table})
+    """The page with its tables written again: ``<!-- state -->``, and by block ``choice``, ``result`` and ``contrast``."""
+    tables = {"state": state_table, "choice": choice_table, "result": result_table, "contrast": contrast_table}
+    return fill(text, tables)
 
 
 if __name__ == "__main__":
