@@ -21,6 +21,7 @@ USER, ANSWER = (2, 5), (7, 9)
 
 
 def vectors(combination: Side, pairs: int) -> list[dict[int, float]]:
+    assert [array.dtype for array in combination] == [np.int32, np.float32, np.int32]
     found: list[dict[int, float]] = [{} for _ in range(pairs)]
     for position, coefficient, pair in zip(*(array.tolist() for array in combination), strict=True):
         assert position not in found[pair]
@@ -49,7 +50,7 @@ ONE_SPAN = [
 def test_span_by_hand(options, span, source, target):
     tube = tube_of_spans(USER, ANSWER, [span], tube_options(**options))
     assert (vectors(tube.source, 1), vectors(tube.target, 1)) == ([source], [target])
-    assert tube.weight.tolist() == [1]
+    assert tube.weight.tolist() == [1] and tube.weight.dtype == np.float32
 
 
 def test_several_pairs_by_hand():

@@ -108,6 +108,12 @@ def test_llama3(golden, llama3_tokenizer):
     ends = [tuple(llama3_tokenizer.decode([e.trunk[at]]) for at in readouts(e, p)) for e in store for p in e.pairs]
     assert ends == [(row["step1_end_token"], row["step2_end_token"]) for row in rows]
     assert report.end_token == "<|eot_id|>" and report.pairs == 8
+    # The first step is the answer's, never a header, although the header and a question hold blank lines too.
+    for example, row in zip(store, rows, strict=True):
+        (pair,) = example.pairs
+        assert row["assistant_first"] <= example.sees(pair.source) < example.view_on_trunk(pair.target).start
+        header = llama3_tokenizer.decode(example.trunk[row["assistant_first"] - 4 : row["assistant_first"]])
+        assert header == "<|start_header_id|>assistant<|end_header_id|>\n\n"
 
 
 def test_reference_tokenizer(golden, golden_tokenizer):
