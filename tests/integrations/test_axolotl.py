@@ -123,8 +123,15 @@ def test_the_configuration_of_the_page_has_the_losses_of_the_trainer(folder, tok
     torch.testing.assert_close(rows, model.jepa.predictors.weight, atol=1e-6, rtol=0)
 
 
-SAMPLED = {"objective": "step_jepa", "step_pairs": "random", "predictor_head": "linear"}
-SAMPLED |= {"lbd": 0.5, "lbd_warmup_ratio": 0.5, "target_encoder": "ema", "ema_momentum": 0.5}
+SAMPLED = {
+    "objective": "step_jepa",
+    "step_pairs": "random",
+    "lbd": 0.5,
+    "target_encoder": "ema",
+    "ema_momentum": 0.5,
+    "lbd_warmup_ratio": 0.5,
+    "predictor_head": "linear",
+}
 
 
 def test_a_resumed_run_has_the_losses_of_the_trainer(folder, tokenizer):

@@ -57,7 +57,6 @@ def load() -> list[Mutant]:
 
 def run_pytest(tests: Sequence[str], limit: float, mutant: Mutant | None = None) -> tuple[str, str]:
     """Run tests on a copy of the repository: what came out and how long it took, and the end of what they printed."""
-    begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="stepjepa-mutants-") as temporary:
         folder = Path(temporary)
         shutil.copy(ROOT / "pyproject.toml", folder)
@@ -66,17 +65,22 @@ def run_pytest(tests: Sequence[str], limit: float, mutant: Mutant | None = None)
         if mutant is not None:
             text = (ROOT / mutant.file).read_text(encoding="utf-8")
             (folder / mutant.file).write_text(text.replace(mutant.find, mutant.replace), encoding="utf-8")
-        shared = os.environ.get("STEPJEPA_SHARED", str(ROOT.parent / "shared"))
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "STEPJEPA_SHARED": shared}
-        environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(folder / "src")}
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
-        try:
-            done = subprocess.run(command, cwd=folder, env=environment, timeout=limit, **streams)  # type: ignore[call-overload]
-        except subprocess.TimeoutExpired:
-            return "OUT OF TIME", ""
-    # Only failed tests kill a mutant.
+        return run_in(folder, tests, limit)
+
+
+def run_in(folder: Path, tests: Sequence[str], limit: float) -> tuple[str, str]:
+    """Run tests in a folder; only failed tests kill a mutant."""
+    begin = time.monotonic()
+    shared = os.environ.get("STEPJEPA_SHARED", str(ROOT.parent / "shared"))
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "STEPJEPA_SHARED": shared}
+    environment |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(folder / "src")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+    try:
+        done = subprocess.run(command, cwd=folder, env=environment, timeout=limit, **streams)  # type: ignore[call-overload]
+    except subprocess.TimeoutExpired:
+        return "OUT OF TIME", ""
     other = f"NOT RUN (pytest's exit status {done.returncode})"
     outcome = {0: "SURVIVED", 1: "killed"}.get(done.returncode, other)
     return f"{outcome}   {time.monotonic() - begin:.1f} s", done.stdout[-3000:]

@@ -18,9 +18,17 @@ GENTLE = 1e-6  # a learning rate after which the model still knows its answers
 def trained(folder, name, **options):
     """One step on all rows, unless the options say otherwise; the output folder."""
     output = folder / name
-    given = {"objective": "step_jepa", "step_splitter": "lines", "seed": 3, "disable_tqdm": True}
-    given |= {"max_steps": 1, "per_device_train_batch_size": len(ROWS), "learning_rate": GENTLE}
-    options = {**given, "lr_scheduler_type": "constant", **options}
+    options = {
+        "objective": "step_jepa",
+        "step_splitter": "lines",
+        "max_steps": 1,
+        "per_device_train_batch_size": len(ROWS),
+        "learning_rate": GENTLE,
+        "lr_scheduler_type": "constant",
+        "disable_tqdm": True,
+        "seed": 3,
+        **options,
+    }
     data = write(folder / "rows.jsonl", ROWS)
     train(model_name=str(options.pop("model_name", MODEL)), train_file=str(data), output_dir=str(output), **options)
     return output

@@ -13,7 +13,6 @@ from stepjepa.study.spec import StudyOptions
 from stepjepa.study.tree import parse_tree, recipe_files
 from support.rows import lines as lines_of
 from support.runs import run_here
-from support.studies import write_results
 
 stats = pytest.importorskip("scipy.stats")
 pytest.importorskip("statsmodels")
@@ -43,7 +42,7 @@ def results(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stages, "run_process", run_here)
         outcome = run_study(study, StudyOptions(), lambda line: None)
-    return folder, outcome, write_results(outcome)[1]
+    return folder, outcome, outcome.write_results()[1]
 
 
 def values(folder, arm, **wanted):
@@ -104,7 +103,7 @@ def test_every_recipe_s_mini_runs(name, in_this_process, tmp_path, monkeypatch):
     options = StudyOptions(file=name, mini=True, overrides=overrides, jobs=1)
     outcome = run_study(read_options(options), options, lambda line: None)
     assert not outcome.failed and not [item.run.name for item in outcome.items if item.todo]
-    write_results(outcome)
+    outcome.write_results()
     assert (tmp_path / "runs" / f"{name}-mini" / "table.json").is_file()
 
 
@@ -121,6 +120,6 @@ def test_a_learning_rate_that_diverges_is_not_chosen(in_this_process, tmp_path):
     assert any("the validation split chose learning_rate=0.005" in line for line in said)
     records = [json.loads(path.read_text()) for path in (tmp_path / "out").rglob("scored-select.json")]
     assert sorted(record["metrics"]["answer_nll"] is None for record in records) == [False, True]
-    write_results(outcome)
+    outcome.write_results()
     (choice,) = json.loads((tmp_path / "out" / "table.json").read_text())["choices"]
     assert "Validation means: learning_rate=1e_08: -, learning_rate=0.005: " in choice

@@ -14,7 +14,7 @@ from stepjepa.study.tree import open_study
 from stepjepa.utils.files import locked
 from support.rows import lines as lines_of
 from support.rows import write
-from support.studies import records_of, write_results
+from support.studies import records_of
 
 pytest.importorskip("statsmodels")
 TUNED = ["seeds=[1, 2]", "tune={learning_rate: [1e-3, 2e-3]}", "controls=[shuffled]", "keep_models=false"]
@@ -33,7 +33,7 @@ def tables(folder):
 @pytest.mark.parametrize(("die", "more"), [(4, ["tune_seeds=[11]"]), (15, [])])
 def test_the_records_alone_are_enough(carry_out, player, tmp_path, die, more):
     player.value = value
-    write_results(carry_out(*TUNED, *more, folder="whole"))
+    carry_out(*TUNED, *more, folder="whole").write_results()
     calls, kept = len(player.calls), str(tmp_path / "kept.jsonl")
     player.die = calls + die
     with pytest.raises(KeyboardInterrupt):
@@ -42,14 +42,14 @@ def test_the_records_alone_are_enough(carry_out, player, tmp_path, die, more):
     done = {line["run"] for line in lines_of(tmp_path / "kept.jsonl")}
     player.calls, player.die = [], None
     outcome = carry_out(*TUNED, *more, kept=kept)
-    write_results(outcome)
+    outcome.write_results()
     assert tables(tmp_path / "out") == tables(tmp_path / "whole")
     again = {name for name, what in player.calls if what == "train"} & done
     assert again <= {one.run for one in records_of(outcome) if one.chosen}  # whose weights are scored once more
     player.calls.clear()
     shutil.rmtree(tmp_path / "out")
     outcome = carry_out(*TUNED, *more, kept=kept)
-    write_results(outcome)
+    outcome.write_results()
     assert player.calls == [] and tables(tmp_path / "out") == tables(tmp_path / "whole")
     at = outcome.state.choice("", "regular")["at"]
     assert all(one.at["test"] > at for one in records_of(outcome) if one.arm == "regular" and one.chosen)
@@ -80,7 +80,7 @@ def test_files_that_cannot_take_records(carry_out, tmp_path):
     with locked(Path(f"{kept}.lock")), pytest.raises(ConfigError, match="another stepjepa study is writing to it"):
         carry_out(kept=str(kept))
     assert not kept.exists()
-    write_results(carry_out())
+    carry_out().write_results()
     results = tmp_path / "out" / "results.jsonl"
     before = results.read_bytes()
     with pytest.raises(ConfigError, match="results.jsonl: the file is in .*, which the study writes; give a file"):

@@ -13,8 +13,3 @@ def records_of(carried: StudyRun) -> list[RunRecord]:
 def missing_lines(carried: StudyRun) -> list[str]:
     """A line for every run without a result."""
     return results.missing_lines(carried.study, carried.state, carried.items)
-
-
-def write_results(carried: StudyRun) -> tuple[results.Tables, list[str]]:
-    """Write the tables into the study's folder."""
-    return carried.write_results()

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from stepjepa.data.report import DataReport, recorded_ending
 from stepjepa.data.sources import FILE_SUFFIXES
 from stepjepa.data.tokens import kept_predictors
 from stepjepa.objectives.base import trained_pairs
-from stepjepa.utils.files import Record, read_object, write_whole
+from stepjepa.utils.files import read_object, write_whole
 from stepjepa.utils.text import escaped
 from stepjepa.version import __version__
 
@@ -37,14 +37,14 @@ class Records(NamedTuple):
     """The records of a training run: `run` and `data` as in ``run.json`` and ``data_report.json``, the Trainer's log, the
     step of the weights, and the model's name if it differs from its folder's."""
 
-    run: Record = {}
-    data: Record = {}
-    history: Sequence[Record] = ()
+    run: Mapping[str, Any] = {}
+    data: Mapping[str, Any] = {}
+    history: Sequence[Mapping[str, Any]] = ()
     step: int = 0
     name: str = ""
 
     @property
-    def settings(self) -> Record:
+    def settings(self) -> Mapping[str, Any]:
         """The options of the run."""
         return self.run.get("settings", {})
 
@@ -149,7 +149,7 @@ def write_card(
     write_whole(folder / CARD, [str(card).encode()])
 
 
-def _results(evaluation: Record) -> dict[str, float]:
+def _results(evaluation: Mapping[str, Any]) -> dict[str, float]:
     """The results in the log entry of an evaluation, by name."""
     return {
         name.removeprefix("eval_"): value
@@ -158,7 +158,7 @@ def _results(evaluation: Record) -> dict[str, float]:
     }
 
 
-def last_numbers(history: Iterable[Record]) -> dict[str, float]:
+def last_numbers(history: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """The last finite number under each key of a log."""
     return {key: value for entry in history for key, value in entry.items() if _is_number(value)}
 

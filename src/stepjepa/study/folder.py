@@ -12,13 +12,13 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names, Values, options_of
 from stepjepa.config.parser import carried, known_values
 from stepjepa.config.yaml_file import write_yaml
 from stepjepa.data.options import DataOptions
 from stepjepa.data.tasks import HELD_OUT, generate_split, generate_unseen, make_task, task_class
 from stepjepa.errors import ConfigError, DataError
-from stepjepa.study.spec import SPLITS, Data, Run, Study, StudyOptions, Values, evaluates_on_the_way
+from stepjepa.study.spec import SPLITS, Data, Run, Study, StudyOptions, evaluates_on_the_way
 from stepjepa.training.options import RunOptions
 from stepjepa.utils.files import (
     LOCK,

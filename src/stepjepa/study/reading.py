@@ -14,7 +14,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names, Values, options_of
 from stepjepa.config.parser import Setting, StrictParser, build, carried, known_values, merged
 from stepjepa.config.spellings import published
 from stepjepa.config.values import nearest
@@ -36,7 +36,6 @@ from stepjepa.study.spec import (
     Scoring,
     Study,
     StudyOptions,
-    Values,
     evaluates_on_the_way,
     varied,
 )

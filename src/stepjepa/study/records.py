@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stepjepa.config.option import Names, options_of
+from stepjepa.config.option import Names, Values, options_of
 from stepjepa.data.sources import RowSource, file_rows, reading
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study.folder import STATE, TRAINED, StudyRunFolder, read_record
@@ -25,7 +25,6 @@ from stepjepa.study.spec import (
     Run,
     Study,
     StudyOptions,
-    Values,
     possible_runs,
     varied,
 )

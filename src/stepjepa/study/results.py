@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from stepjepa.config.option import Values
 from stepjepa.evaluation.statistics import CONFIDENCE, ArmVerdict, share
 from stepjepa.study.compare import ArmRuns, ComparedArm, Kind, Solved, compare_arms
 from stepjepa.study.records import Item, RunRecord, State, record_of
-from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study, Values
+from stepjepa.study.spec import SAME_FLOP, Block, MetricSpec, Study
 from stepjepa.utils.files import Record, json_line, write_json, write_whole
 from stepjepa.utils.text import scaled, written
 

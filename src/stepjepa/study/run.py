@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, Values
 from stepjepa.errors import ConfigError, StepJepaError, explaining, library
 from stepjepa.study import folder as folders
 from stepjepa.study.folder import StudyRunFolder
@@ -37,7 +37,6 @@ from stepjepa.study.spec import (
     Run,
     Study,
     StudyOptions,
-    Values,
     all_runs,
     cell_name,
     describe,

@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, Values
 from stepjepa.data.sources import RowSource
 from stepjepa.errors import explaining
 from stepjepa.study.folder import StudyRunFolder, write_record
-from stepjepa.study.spec import Scoring, Values
+from stepjepa.study.spec import Scoring
 from stepjepa.training.options import JEPAOptions
 from stepjepa.utils.files import Record, json_line, read_json, write_json, write_whole
 from stepjepa.utils.terminal import print_text

@@ -21,12 +21,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from stepjepa.config.option import Names
+from stepjepa.config.option import Names, Values
 from stepjepa.data.types import LM
 from stepjepa.errors import ConfigError, StepJepaError, library, said
 from stepjepa.objectives.base import JEPA
 from stepjepa.study.folder import StudyRunFolder, read_record, write_record
-from stepjepa.study.spec import Study, Values
+from stepjepa.study.spec import Study
 from stepjepa.training.options import JEPAOptions, TrainerOptions
 from stepjepa.training.run_folder import BROKEN, RECORD, RunFolder, recorded_step
 from stepjepa.utils.files import LOCK, Record, locked, no_links
