@@ -1,17 +1,21 @@
 """The tables and the figure of ``docs/labels_or_jepa.md``, from the records in ``docs/evidence/labels_or_jepa``.
 
 ``python docs/make_labels.py`` writes them again. A record is a line of a study's ``--records`` file, and none is left out.
-What the protocol tests is computed by the study itself: ``stepjepa study labels_or_jepa --records FILE``.
+What the protocol tests is computed here: one-sided tests and equivalence, which the study's own comparison does not have.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 from page_tables import Record, arm_of, fill, records_in, table
+from scipy import stats
 
 from stepjepa.analysis.plots import legend_below, new_figure
-from stepjepa.evaluation.statistics import Interval, paired_difference, summary
+from stepjepa.evaluation.statistics import Interval, holm, paired_difference, summary
 from stepjepa.inspect.figure import save_figure
 
 DOCS = Path(__file__).parent
@@ -36,6 +40,24 @@ METRICS = ("exact", "contains", "stopped", "content_nll", "end_nll")
 # The protocol's contrasts and their metrics.
 CONTRASTS = ("2-1", "2-3", "2-4", "5-2", "6-5", "6-7")
 COMPARED = ("exact", "contains")
+
+
+class Claim(NamedTuple):
+    """That the paired difference of two arms in a metric lies between two bounds."""
+
+    contrast: str
+    metric: str
+    low: float
+    high: float = inf
+
+
+HYPOTHESES = {
+    "H1": (Claim("2-1", "exact", 0.05), Claim("2-1", "contains", -0.015, 0.015)),
+    "H2": (Claim("3-2", "exact", -0.02, 0.02),),
+    "H3": (Claim("5-2", "exact", 0.0),),
+    "H4": (Claim("6-5", "exact", -0.02, 0.02), Claim("6-5", "answer_nll", -0.02, 0.02)),
+    "H5": (Claim("4-1", "exact", 0.0),),
+}
 
 
 def records_of(block: str) -> list[Record]:
@@ -127,22 +149,86 @@ def result_table(block: str) -> str:
     return table(["arm", *METRICS], rows)
 
 
+def differences(block: str, contrast: str, metric: str) -> list[float]:
+    """The differences of two arms by seed; empty unless both are complete."""
+    by_number = {ARMS[arm][0]: runs for arm, runs in complete(block).items()}
+    first, second = (by_number.get(number) for number in contrast.split("-"))
+    if first is None or second is None:
+        return []
+    pairs = zip(values_of(first, metric), values_of(second, metric), strict=True)
+    # Without rounding, equal differences would have a tiny spread.
+    return [round(value - baseline, 9) for value, baseline in pairs]
+
+
+def mean_difference(gains: Sequence[float]) -> Interval:
+    """The mean of paired differences with its t interval."""
+    found = paired_difference(gains, [0.0] * len(gains))
+    return Interval(found.mean, found.low, found.high)
+
+
+def difference_text(metric: str, gains: Sequence[float]) -> str:
+    """A mean difference as the tables write it."""
+    ends = mean_difference(gains)
+    if metric.endswith("nll"):
+        return f"{ends.value:+.3f} ({ends.low:+.3f} to {ends.high:+.3f})"
+    return ends.percent("+", "points")
+
+
 def contrast_table(block: str) -> str:
     """The paired differences of the protocol's contrasts whose arms are complete."""
     rows = []
-    by_number = {ARMS[arm][0]: runs for arm, runs in complete(block).items()}
     for contrast in CONTRASTS:
-        first, second = contrast.split("-")
-        if first not in by_number or second not in by_number:
-            continue
-        cells = [contrast]
-        for metric in COMPARED:
-            baseline = values_of(by_number[second], metric)
-            difference = paired_difference(values_of(by_number[first], metric), baseline)
-            ends = Interval(difference.mean, difference.low, difference.high)
-            cells.append(ends.percent("+", "points"))
-        rows.append(cells)
+        gains = {metric: differences(block, contrast, metric) for metric in COMPARED}
+        if all(gains.values()):
+            rows.append([contrast, *(difference_text(metric, gains[metric]) for metric in COMPARED)])
     return table(["contrast", *COMPARED], rows)
+
+
+def p_above(gains: Sequence[float], bound: float) -> float:
+    """The one-sided p-value of a mean above a bound; differences without a spread decide themselves."""
+    if len(set(gains)) == 1:
+        return float(gains[0] < bound)
+    return float(stats.ttest_1samp(gains, bound, alternative="greater").pvalue)
+
+
+def p_value(block: str, claims: Sequence[Claim]) -> float | None:
+    """The largest p-value of the claims' bounds; None while an arm is not complete."""
+    largest = 0.0
+    for claim in claims:
+        gains = differences(block, claim.contrast, claim.metric)
+        if not gains:
+            return None
+        below = p_above([-gain for gain in gains], -claim.high) if claim.high < inf else 0.0
+        largest = max(largest, p_above(gains, claim.low), below)
+    return largest
+
+
+def is_refuted(block: str, claim: Claim) -> bool:
+    """Whether the interval of the difference lies entirely outside of the bounds."""
+    ends = mean_difference(differences(block, claim.contrast, claim.metric))
+    assert ends.low is not None and ends.high is not None
+    return ends.high < claim.low or ends.low > claim.high
+
+
+def verdict_table(block: str) -> str:
+    """What the protocol concludes of its five hypotheses; those whose arms are missing count with p = 1."""
+    p_values = {name: p_value(block, claims) for name, claims in HYPOTHESES.items()}
+    corrected = holm([1.0 if p is None else p for p in p_values.values()])
+    rows = []
+    for (name, claims), p in zip(HYPOTHESES.items(), corrected, strict=True):
+        if p_values[name] is None or p is None:
+            rows.append([name, "", "", "arms missing"])
+            continue
+        outcome = "holds" if p < 0.05 else "undecided"
+        if any(is_refuted(block, claim) for claim in claims):
+            outcome = "refuted"
+        gains = "; ".join(
+            f"{claim.metric} {claim.contrast}: "
+            + difference_text(claim.metric, differences(block, claim.contrast, claim.metric))
+            for claim in claims
+        )
+        rows.append([name, gains, f"{p:.2g}", outcome])
+    return table(["hypothesis", "difference", "p after Holm", "outcome"], rows)
 
 
 def draw(block: str) -> None:
@@ -164,8 +250,14 @@ def draw(block: str) -> None:
 
 
 def filled(text: str) -> str:
-    """The page with its tables written again: ``<!-- state -->``, and by block ``choice``, ``result`` and ``contrast``."""
-    tables = {"state": state_table, "choice": choice_table, "result": result_table, "contrast": contrast_table}
+    """The page with its tables written again: ``<!-- state -->``, and by block the others."""
+    tables = {
+        "state": state_table,
+        "choice": choice_table,
+        "result": result_table,
+        "contrast": contrast_table,
+        "verdict": verdict_table,
+    }
     return fill(text, tables)
 
 
