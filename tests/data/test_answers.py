@@ -24,6 +24,28 @@ def test_hand_marked_verdicts():
 
 
 @pytest.mark.parametrize(
+    ("end", "answer"),
+    [
+        # As the solutions of MetaMath's MATH rows and MathInstruct's AQuA rows end.
+        (r"The answer is: 2\sqrt{5}", r"2\sqrt{5}"),
+        (r"The answer is: $\sqrt{3}$.", r"$\sqrt{3}$"),
+        (r"The answer is: \dfrac{\sqrt{2}}{2}", r"\dfrac{\sqrt{2}}{2}"),
+        ("The answer is: y-1", "y-1"),
+        ("The answer is: -4x", "-4x"),
+        ("The answer is: (3,4)", "(3,4)"),
+        ("The answer is D", "D"),
+        ("The answer is (B).", "(B)"),
+        # A single number is the answer, whatever words and signs stand around it.
+        ("The answer is 72!", "72"),
+        ("The answer is $5, since it is half of 10.", "5"),
+        ("The answer is that she has 8 apples.", "8"),
+    ],
+)
+def test_an_announced_formula_or_choice_is_never_read_as_an_earlier_number(end, answer):
+    assert final_answer(f"There are 2 apples and 7 pears.\n{end}") == answer
+
+
+@pytest.mark.parametrize(
     "piece",
     [
         "\\boxed{", "\\boxed", "{", "}", "\\", "#### ", "1", "11,", "1 ", "1 1/", "1.", "1:", "\\frac{1}{", "\\text{", "a_",

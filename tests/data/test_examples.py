@@ -78,7 +78,7 @@ ROWS = [
     {"text": "x"},
     {"messages": chat("c.")},
     "no object",
-    {"messages": [{"role": "developer", "content": "x"}]},
+    {"messages": [{"role": "narrator", "content": "x"}]},
     {"messages": chat("d", 7)},
     {"messages": chat("d")[:1]},
     {"messages": chat("a.\n\nb.", "long " * 60)},

@@ -137,6 +137,26 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("row", "chat"),
+    [
+        # TRL: answers in the prompt are context.
+        ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, [USER, {**ANSWER, "trained": False}, USER, ANSWER]),
+        # TRL's preferences, with the question in the prompt alone, and in the chat too.
+        ({"prompt": Q, "chosen": [ANSWER], "rejected": [ANSWER]}, [USER, ANSWER]),
+        ({"prompt": Q, "chosen": [USER, ANSWER], "rejected": [USER]}, [USER, ANSWER]),
+        ({"prompt": Q, "completion": A, "label": True}, [USER, ANSWER]),
+        # DeepScaleR: many solutions are empty.
+        ({"problem": Q, "answer": A, "solution": ""}, [USER, ANSWER]),
+        # LMSYS-Chat and WildChat.
+        ({"conversation": [USER, ANSWER], "language": "English"}, [USER, ANSWER]),
+        ({"messages": [{**SYSTEM, "role": "developer"}, USER, ANSWER]}, [SYSTEM, USER, ANSWER]),
+    ],
+)  # fmt: skip
+def test_chats_of_public_data_sets(row, chat):
+    assert row_to_messages(row) == chat
+
+
+@pytest.mark.parametrize(
     ("row", "reason", "words"),
     [
         ({"messages": [{**USER, "content": [{"type": "image"}]}, ANSWER]}, "content_not_text", "parts of type 'text'"),
@@ -148,7 +168,8 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
         ({"a\n\x1b[2J": 1, "b" * 999: 2}, "no_known_columns", r"found: a \x1b[2J, " + "b" * 306 + " ... " + "b" * 158),
         ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "unknown_switch", "message 2 (assistant) has weight 0.5; use"),
         ({"messages": [USER, {**ANSWER, "weight": 0}]}, "switched_off", "every answer that could be trained"),
-        ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "'answers' has no text"),
+        ({"question": Q, "answers": {"text": [], "answer_start": []}}, "no_answer", "an object without a list 'text'"),
+        ({"prompt": Q, "completion": A, "label": False}, "rejected_answer", "only good answers are trained on"),
         ({"question": Q, "answer": A, "chat_template_kwargs": [1]}, "bad_template_kwargs", "must be an object"),
         ({"question": Q, "answer": A, "tools": {"a": 1}}, "bad_template_kwargs", "a list of functions"),
         ({"question": Q, "answer": A, "chat_template_kwargs": {"tokenize": 1}}, "template_refused", "multiple values"),

@@ -43,6 +43,8 @@ def rows_of(count: int = 8) -> list[dict]:
         (r"\boxed{2}, then \boxed{ 3 }", r"\boxed{ "),
         ("Thus the final answer is $18.", "the final answer is $"),
         ("Answer: 7 apples", "Answer: "),
+        ("It is big. The answer is A", "The answer is "),
+        ("The answer is (3,4).", "The answer is "),
         ("2\n<answer> 7 </answer>", "<answer> "),
         ("<think>The answer is 9</think>The answer is 7", "The answer is "),
         ("It is 9.", None),

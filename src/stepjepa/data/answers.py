@@ -246,6 +246,12 @@ _LEAD_IN = re.compile(
     r"(?:[\s*_$\\(\[{:=\u2248]|\\text|\b(?:therefore|thus|hence|then|so|simply|exactly|approximately|about|equal|to|a|total|of|the)\b){0,12}",
     re.IGNORECASE,
 )
+# Text without words: letters occur one by one, or in LaTeX commands with their arguments.
+_FORMULA = re.compile(
+    r"(?=[^\n]*\w)(?:\\[A-Za-z]+(?:\{[^{}\n]*\})?|(?<![^\W\d_])[^\W\d_](?![^\W\d_])|[\W\d_])+"
+)
+# Marks between the words that announce an answer and the answer, and after it.
+_AROUND = " \t:=*_.!\u2248"
 _CALCULATION = re.compile(
     r"[ *$]{0,3}(?:[+/^=\u00d7\u00f7<>]|\*[ ]?\d|-[ ]?[\d(]|\\times|\\cdot|\\div|x[ ]?\d)"
 )
@@ -300,9 +306,9 @@ def final_answer(text: str) -> str | None:
     r"""Return the final answer of a text, as written (see `number_of`).
 
     It is the first of these that the text has: the last nonempty `\boxed{}`; the rest of the line after the first `####`, if
-    the text ends there or it is a number rather than a heading; the text between the last `<answer>` tags; the number after
-    the last "answer is" or "answer:"; the last number. None if the text has none of these. Thinking is skipped
-    (`answer_of`).
+    the text ends there or it is a number rather than a heading; the text between the last `<answer>` tags; the number,
+    formula or letter after the last "answer is" or "answer:"; the last number. None if the text has none of these. Thinking
+    is skipped (`answer_of`).
     """
     text = answer_of(text)
     boxed = last_boxed(text)
@@ -312,7 +318,7 @@ def final_answer(text: str) -> str | None:
     if hashes is not None:
         return hashes
     tags = _ANSWER_TAGS.findall(text)
-    return tags[-1] if tags else _announced_number(text) or _last_number(text)
+    return tags[-1] if tags else _announced(text) or _last_number(text)
 
 
 def answer_cue(text: str) -> tuple[int, int] | None:
@@ -323,11 +329,13 @@ def answer_cue(text: str) -> tuple[int, int] | None:
         return None
     begin = len(text) - len(answer_of(text))
     for cue in _CUES:
-        places = [
-            match.span()
-            for match in cue.finditer(text, begin)
-            if text.startswith(answer, match.end())
-        ]
+        places = []
+        for match in cue.finditer(text, begin):
+            # The words that announce an answer may include its beginning: a bracket, or the A of a choice.
+            earliest = match.end(1) if cue.groups else match.end()
+            place = text.find(answer, earliest, match.end() + len(answer))
+            if place >= 0:
+                places.append((match.start(), place))
         if places:
             return places[-1]
     return None
@@ -368,10 +376,14 @@ def after_hashes(text: str) -> str | None:
     return None
 
 
-def _announced_number(text: str) -> str | None:
-    """The number after the last "answer is" or "answer:" that a number follows."""
+def _announced(text: str) -> str | None:
+    """The formula, or the number, after the last "answer is" or "answer:" that one of them follows."""
     for lead_in in reversed(list(_LEAD_IN.finditer(text))):
         line = text[lead_in.end() :].partition("\n")[0]
+        # A formula or the letter of a choice is the complete line: the 2 of "2x" is not its answer.
+        formula = text[lead_in.end(1) :].partition("\n")[0].strip(_AROUND)
+        if _FORMULA.fullmatch(formula) and number_of(formula) is None:
+            return formula
         folded = fold(line)
         number = NUMBER.match(folded)
         if number is None:

@@ -19,14 +19,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 # The marks that open and close thinking in Qwen 3, R1 and most others; Magistral; Seed-OSS; Kimi-VL; Command A; Gemma 4;
-# gpt-oss; Muse. The last two name the channel or the recipient of each message in its header. A mark after a backtick or a
-# quotation mark is only a quotation.
+# OpenThoughts; gpt-oss; Muse. The last two name the channel or the recipient of each message in its header. A mark after a
+# backtick or a quotation mark is only a quotation.
 _THINKING = (
     r"(?<![`\"'])(?:<(?:seed:)?think(?:ing)?>|<thought>|\[THINK\]|◁think▷|<\|START_THINKING\|>|<\|channel>thought"
-    r"|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>|[ ]?to=self<\|message\|>)"
+    r"|<\|begin_of_thought\|>|<\|channel\|>(?:analysis|commentary)[^<\n]{0,80}<\|message\|>|[ ]?to=self<\|message\|>)"
 )
 _THOUGHT = (
     r"(?<![`\"'])(?:</(?:seed:)?think(?:ing)?>|</thought>|\[/THINK\]|◁/think▷|<\|END_THINKING\|>|<channel\|>"
+    r"|<\|end_of_thought\|>(?:\s*<\|begin_of_solution\|>)?"
     r"|<\|channel\|>final[^<\n]{0,80}<\|message\|>|[ ]?to=user<\|message\|>)"
 )
 MARK = re.compile(f"{_THINKING}|{_THOUGHT}")
@@ -43,14 +44,25 @@ _MARK_TOKENS = frozenset(
 _TOKEN = re.compile(
     rf"(?P<think>{_THINKING})|(?P<thought>{_THOUGHT})"
     r"|^[ \t>]*(?P<item>(?:[-*+]|\d{1,3}[.)])[ \t]+)?(?P<fence>`{3,}|~{3,})(?=(?P<info>[^\n]*))"
+    r"|(?P<call><tool_call>)|(?P<called></tool_call>)"
     r"|(?P<dollars>\$\$)"
     r"|(?P<open>\\\[)|(?P<close>\\\])"
     r"|\\begin\{(?P<begin>[A-Za-z]+\*?)\}|\\end\{(?P<end>[A-Za-z]+\*?)\}",
     re.MULTILINE,
 )
 # A cheap test: a text without any of these strings has no blocks except tables.
-_SIGNS = "think THINK thought> channel message|> ``` ~~~ $$ \\[ \\begin{".split()
-_CLOSED_BY = {"think": "thought", "dollars": "dollars", "open": "close", "begin": "end"}
+_SIGNS = (
+    "think THINK thought> thought|> channel message|> <tool_call> ``` ~~~ $$ \\[ \\begin{".split()
+)
+_CLOSED_BY = {
+    "think": "thought",
+    "call": "called",
+    "dollars": "dollars",
+    "open": "close",
+    "begin": "end",
+}
+# A piece of a text that is no step of its own: white space, or the mark that ends OpenThoughts' answers.
+_NO_STEP = re.compile(r"\s*(?:<\|end_of_solution\|>\s*)?")
 # The rule under a table's header: |---|:--:|
 _TABLE_RULE = re.compile(
     r"^[ \t>]*(?=[|:-])\|?(?:[ \t]*:?-+:?[ \t]*\|)+(?:[ \t]*:?-+:?)?[ \t]*$", re.MULTILINE
@@ -58,7 +70,7 @@ _TABLE_RULE = re.compile(
 
 
 class UncutBlock(NamedTuple):
-    """A block that is never cut: its kind (``think``, ``fence``, ``table`` or a kind of maths), and its characters."""
+    """A block that is never cut: its kind (``think``, ``call``, ``fence``, ``table`` or a kind of maths) and characters."""
 
     kind: str
     span: CharSpan
@@ -347,15 +359,15 @@ class Text:
     def cut(self, cuts: Iterable[int]) -> list[CharSpan]:
         """Return the spans between cut positions, which cover the text; [] for a blank text.
 
-        Cuts inside a block are dropped. A piece of only white space joins the step before it, or, at the start of the
-        text, the step after it, so that no step is blank.
+        Cuts inside a block are dropped. A piece without text (`_NO_STEP`) joins the step before it, or, at the start of
+        the text, the step after it, so that no step is blank.
         """
         text = self.text
         kept = sorted(cut for cut in set(cuts) if 0 < cut < len(text) and not self.in_block(cut))
         spans: list[CharSpan] = []
         piece = 0
         for end in [*kept, len(text)]:
-            if text[piece:end].strip():
+            if not _NO_STEP.fullmatch(text, piece, end):
                 spans.append((piece if spans else 0, end))
             elif spans:
                 spans[-1] = (spans[-1][0], end)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from string import ascii_uppercase
+from typing import Any
 
 from stepjepa.config.option import Names
 from stepjepa.data.columns import (
@@ -55,7 +57,9 @@ _NAME = Names(ColumnOptions)
 ROLES = ("system", "user", "assistant")
 # ShareGPT's roles.
 _SHAREGPT = {"human": "user", "gpt": "assistant", FUNCTION_CALL: "assistant"}
-_OTHER_ROLES = {**_SHAREGPT, **dict.fromkeys(("ipython", "function", "observation"), TOOL)}
+_RESULTS = dict.fromkeys(("ipython", "function", "observation"), TOOL)
+# The last one is OpenAI's name of the system message for models that think.
+_OTHER_ROLES = {**_SHAREGPT, **_RESULTS, "developer": "system"}
 _CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
 # Columns next to a chat that a text-only model cannot read.
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
@@ -113,18 +117,33 @@ def _known_chat(row: Row) -> Messages:
         )
     form = form_of(row)
     if form.question in row and form.answer in row:
+        if form.answer == "completion" and row.get("label") is False:
+            raise RowError(
+                "rejected_answer",
+                "label is false, which marks a completion as a bad answer; only good answers are trained on",
+            )
         asked, answer = asked_in(row, form), squad_answer(row[form.answer])
-        # TRL's conversational form: prompt and completion are lists of messages.
-        if isinstance(asked, list) and isinstance(answer, list):
-            return check_messages([*asked, *answer])
-        turn = [{"role": "user", "content": asked}, {"role": "assistant", "content": answer}]
-        return check_messages([*history_of(row), *turn])
+        question = [{"role": "user", "content": asked}]
+        # TRL's conversational form: completion, or both, are lists of messages. Answers in the prompt are context.
+        if isinstance(answer, list):
+            prompt = map(_as_context, asked) if isinstance(asked, list) else question
+            return check_messages([*prompt, *answer])
+        return check_messages(
+            [*history_of(row), *question, {"role": "assistant", "content": answer}]
+        )
     # An error about an empty column of messages is clearer than a list of the known columns.
     if any(name in row for name in CHAT_COLUMNS):
         return check_messages(None)
     raise RowError(
         "no_known_columns", f"columns found: {listed_columns(row)}; expected {KNOWN_CHATS}"
     )
+
+
+def _as_context(message: object) -> object:
+    """A message without training on it, if it is the assistant's."""
+    if not isinstance(message, Mapping) or message.get("role") != "assistant":
+        return message
+    return {**message, TRAINED: False}
 
 
 def _from_named(row: Row, columns: PairColumns) -> Messages:
@@ -135,20 +154,35 @@ def _from_named(row: Row, columns: PairColumns) -> Messages:
                 "no_known_columns", f"no column {name!r} (columns found: {listed_columns(row)})"
             )
     target = values[columns.target]
-    # A multiple-choice row: the target column lists the choices, and another column has the index of the correct one.
     if columns.choice is not None:
-        try:
-            index = int(values[columns.choice])
-            target = list(target)[index] if index >= 0 and not isinstance(target, str) else None
-        except (ValueError, TypeError, IndexError, OverflowError):
-            target = None
+        choice = values[columns.choice]
+        target = _chosen(target, choice)
         if target is None:
             raise RowError(
                 "no_such_choice",
-                f"{columns.choice}={values[columns.choice]!r} is not the index of a text in {columns.target!r}",
+                f"{columns.choice}={choice!r} is neither the index nor the letter of a text in {columns.target!r}",
             )
     question = {"role": "user", "content": values[columns.source]}
     return check_messages([question, {"role": "assistant", "content": target}])
+
+
+def _chosen(choices: Any, choice: Any) -> object:
+    """The correct text of a multiple-choice row; None if there is none.
+
+    Args:
+        choices: a list of texts, or ARC's object with lists `text` and `label`.
+        choice: the index of the correct text, its label or, without labels, its letter.
+    """
+    labels: Any = ascii_uppercase
+    if isinstance(choices, Mapping):
+        choices, labels = choices.get("text"), choices.get("label")
+    if not isinstance(choices, (list, tuple)):
+        return None
+    try:
+        index = list(labels).index(choice) if choice in list(labels) else int(choice)
+        return choices[index] if index >= 0 else None
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
 
 
 def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> Messages:
@@ -254,13 +288,16 @@ def _tool_call(call: object, where: str) -> Record:
     # OpenAI writes the arguments as JSON in a string; most templates expect an object.
     as_object_of_text = parsed(raw)
     arguments = as_object_of_text if isinstance(as_object_of_text, Mapping) else raw
+    # No table fills text with nulls, so those in it are the model's.
+    if not isinstance(raw, str):
+        arguments = without_nulls(arguments)
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         arguments = {}
     identity = {"id": outer["id"]} if isinstance(outer.get("id"), str) else {}
     return {
         **identity,
         "type": "function",
-        "function": {"name": name, "arguments": without_nulls(arguments)},
+        "function": {"name": name, "arguments": arguments},
     }
 
 

@@ -77,8 +77,8 @@ FORMS = (
     Form("text", "code"),
     *(_form(question, answer) for question in QUESTION_COLUMNS for answer in ANSWER_COLUMNS),
 )
-# The second name is ShareGPT's.
-CHAT_COLUMNS = ("messages", "conversations")
+# The second name is ShareGPT's, the third LMSYS-Chat's.
+CHAT_COLUMNS = ("messages", "conversations", "conversation")
 # Keys of the thinking in an assistant message; a checked message uses the first one.
 REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
 REASONING = REASONING_KEYS[0]
@@ -176,13 +176,22 @@ def first_filled(row: Mapping[Any, object], names: Iterable[str]) -> str | None:
 def chat_column(row: Mapping[str, object]) -> str | None:
     """Return the name of the column of messages, or None."""
     name = first_filled(row, CHAT_COLUMNS)
-    # A preferred answer that is a list is a complete chat, unless it answers the messages in `prompt`.
-    chosen = row.get(CHOSEN)
+    # A preferred answer that is a list is a complete chat, unless it answers the text or the messages in `prompt`.
+    chosen, prompt = row.get(CHOSEN), row.get("prompt")
     if name is None and isinstance(chosen, str) and chosen.startswith(_DIALOGUE):
         return CHOSEN
-    if name is None and isinstance(chosen, list) and not isinstance(row.get("prompt"), list):
+    answers = isinstance(prompt, list) or (prompt is not None and _begins_with_answer(chosen))
+    if name is None and isinstance(chosen, list) and not answers:
         return CHOSEN
     return name
+
+
+def _begins_with_answer(messages: object) -> bool:
+    """Whether the first of some messages is the assistant's."""
+    first = messages[0] if isinstance(messages, list) and messages else None
+    return isinstance(first, Mapping) and any(
+        first.get(key) in ("assistant", "gpt") for key in ROLE_KEYS
+    )
 
 
 def answer_column(row: Mapping[str, object]) -> str:
@@ -191,20 +200,20 @@ def answer_column(row: Mapping[str, object]) -> str:
 
 
 def form_of(row: Mapping[str, object]) -> Form:
-    """Return the first form whose two columns have values in a row, else the first whose columns exist, else one with a
+    """Return the first form whose two columns are filled in a row, else the first whose columns exist, else one with a
     question.
 
-    A data set of mixed rows has None in the columns that a row does not use.
+    A data set of mixed rows has None, or an empty text, in the columns that a row does not use.
     """
+
+    def has(name: str) -> bool:
+        value = row.get(name)
+        return value is not None and not (isinstance(value, str) and not value.strip())
 
     def fit(form: Form) -> tuple[bool, bool]:
         return form.question in row and form.answer in row, row.get(form.question) is not None
 
-    filled = (
-        form
-        for form in FORMS
-        if row.get(form.question) is not None and row.get(form.answer) is not None
-    )
+    filled = (form for form in FORMS if has(form.question) and has(form.answer))
     return next(filled, None) or max((_form("question", "answer"), *FORMS), key=fit)
 
 
@@ -290,6 +299,12 @@ def is_trained(message: Message) -> bool:
     return message.get(TRAINED, True)
 
 
+def has_output(message: Message) -> bool:
+    """Whether a checked message is the assistant's, with text, thinking or tool calls."""
+    written = message["content"].strip() or REASONING in message or TOOL_CALLS in message
+    return message["role"] == "assistant" and bool(written)
+
+
 def trained_turns(messages: Chat) -> list[bool]:
     """Return whether each assistant message in a checked chat is trained on."""
     return [is_trained(message) for message in messages if message["role"] == "assistant"]
@@ -365,7 +380,8 @@ def squad_answer(value: object) -> object:
     texts = value.get("text")
     if not isinstance(texts, (list, tuple)) or not texts:
         raise RowError(
-            "no_answer", f"{SQUAD_ANSWERS!r} has no text; leave out questions without an answer"
+            "no_answer",
+            "the answer is an object without a list 'text', as in SQuAD for a question without an answer; leave it out",
         )
     return texts[0]
 
@@ -413,15 +429,14 @@ def left_over(row: Row, messages: Chat, also: Iterable[str | None] = ()) -> list
     if messages:
         read |= {name for name in SYSTEM_COLUMNS if row.get(name) == messages[0]["content"]}
     # Every other column describes the row, or has text that is not read, unless a message contains that text.
+    shown = [message.get(key, "") for message in messages for key in ("content", REASONING)]
     texts = list[str]()
     for name, value in row.items():
         if name in read or value is None or (isinstance(value, (str, list, Mapping)) and not value):
             continue
         if str(name).lower() in _DESCRIPTIONS or not _is_text(value):
             continue
-        if not any(
-            isinstance(value, str) and value.strip() in message["content"] for message in messages
-        ):
+        if not any(isinstance(value, str) and value.strip() in text for text in shown):
             texts.append(f"column {name!r}")
     for column in columns:
         entries = as_list(row.get(column))

@@ -51,7 +51,7 @@ class ColumnOptions(Topic):
     target_column: str | None = option(None, "Column with the target text.", VIEWS)
     choice_column: str | None = option(
         None,
-        "Column with the index of the correct text, if target_column has a list (multiple choice).",
+        "Column with the index or the letter of the correct text, if target_column has a list (multiple choice).",
         VIEWS,
     )
 

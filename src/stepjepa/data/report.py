@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from stepjepa.config.option import Names
-from stepjepa.data.columns import REASONING, Chat, is_trained
+from stepjepa.data.columns import REASONING, Chat, has_output, is_trained
 from stepjepa.data.options import DataOptions, PromptOptions, StepsOptions
 from stepjepa.data.rendered import RenderedChat, quoted, switch_hint
 from stepjepa.data.steps import RowSteps
@@ -178,6 +178,7 @@ class PromptCounts(Counts):
         endings: `Opening.extra` -> last answers. Prompts for a model trained on this data omit the most common one.
         left_out: rows in which the template leaves out a part of an answer, or of thinking next to its content.
         first: name of one of these counts -> place and texts of the first such row.
+        empty: rows without any text, thinking or calls in the trained answers.
         variables: `ChatRenderer.switches`.
     """
 
@@ -187,6 +188,7 @@ class PromptCounts(Counts):
     opened: int = 0
     endings: Counter[str] = field(default_factory=Counter)
     left_out: int = 0
+    empty: int = 0
     first: dict[str, str] = field(default_factory=dict)
     variables: str = ""
 
@@ -206,6 +208,9 @@ class PromptCounts(Counts):
         self.rows += 1
         self.variables = variables
         answers = [message for message in messages if message["role"] == "assistant"]
+        if not any(is_trained(message) and has_output(message) for message in answers):
+            self.empty += 1
+            self.first.setdefault("empty", place)
         # Users prompt for the next answer in a chat, so only the opening of the last answer counts in `endings`.
         last = ""
         for message, opening in zip(answers, rendered.openings, strict=True):
@@ -262,11 +267,15 @@ class PromptCounts(Counts):
             first = self.first["left_out"]
             text = f"the template leaves out part of the answer in {rows} (first: {first})"
             remedy = (
-                f"give a --{_NAME.chat_template} that keeps it, or write thinking from its own key into the content, as "
-                "<think>...</think>"
+                f"give a --{_NAME.chat_template} that keeps it, or write thinking where this template reads it: in a key of "
+                "its own (reasoning_content), or in the content, as <think>...</think>"
             )
             advice = f"the model is not trained on it: {remedy}{switch_hint(self.variables)}"
             warnings.append(DataWarning("prompt_left_out", self.left_out, self.rows, text, advice))
+        if self.empty:
+            text = f"the answer is empty in {counted(self.empty, 'row')} (first: {self.first['empty']})"
+            advice = "such rows teach the model to stop at once: remove them"
+            warnings.append(DataWarning("empty_answer", self.empty, self.rows, text, advice))
         return warnings
 
     def _share(self, answers: int) -> str:
