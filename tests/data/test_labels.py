@@ -115,6 +115,8 @@ def test_without_an_end_of_turn_the_eos_is_appended_and_nothing_merges():
     assert labelled(tokenizer, store[0]) == [" It is 17.<|im_end|>"]
     assert labelled(tokenizer, store[1]) == [" A 17.", " B 17.<|im_end|>"]
     assert labelled(tokenizer, store[2]) == [" <|im_end|>"]
+    (warning,) = (one for one in report.prompts.warnings() if one.name == "empty_answer")
+    assert (warning.count, warning.total) == (1, 3) and "empty in 1 row (first: list row 2)" in warning.text
     assert report.lines()[1].endswith("; end of turn: <|im_end|>")
     # The trap itself: this tokenizer writes the full stop and the line break as one token.
     real = made.llama3_tokenizer("plain_no_eot")

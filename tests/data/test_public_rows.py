@@ -75,6 +75,14 @@ def test_nested_columns_and_columns_of_choices():
         with pytest.raises(RowError) as caught:
             row_to_messages({**row, "label": label}, None, columns)
         assert caught.value.reason == "no_such_choice"
+    # ARC: an object of texts and labels, and a label.
+    row, columns = (
+        {"question": Q, "choices": {"text": [A, "No."], "label": ["1", "2"]}},
+        ("question", "choices", "answerKey"),
+    )
+    assert row_to_messages({**row, "answerKey": "1"}, None, PairColumns(*columns)) == CHAT
+    row["choices"] = ["No.", A]
+    assert row_to_messages({**row, "answerKey": "B"}, None, PairColumns(*columns)) == CHAT
 
 
 def encode(rows, **options):
@@ -142,6 +150,7 @@ def test_keys_of_messages_in_every_kind_of_table(tmp_path):
         # TRL: answers in the prompt are context.
         ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, [USER, {**ANSWER, "trained": False}, USER, ANSWER]),
         # TRL's preferences, with the question in the prompt alone, and in the chat too.
+        ({"prompt": [*SHARED, SHARED[0]], "completion": [ANSWER]}, [USER, {**ANSWER, "trained": False}, USER, ANSWER]),
         ({"prompt": Q, "chosen": [ANSWER], "rejected": [ANSWER]}, [USER, ANSWER]),
         ({"prompt": Q, "chosen": [USER, ANSWER], "rejected": [USER]}, [USER, ANSWER]),
         ({"prompt": Q, "completion": A, "label": True}, [USER, ANSWER]),

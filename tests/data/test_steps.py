@@ -49,6 +49,7 @@ def test_separators_and_patterns(name, separator, steps):
     "block",
     [
         "<think>\nA.\n\nB.\n</think>",
+        "<tool_call>\n{'a': 1}\n\n{'b': 2}\n</tool_call>",
         "```python\na = 1\n\nb = 2\n```",
         "   ~~~~\na\n~~~\n\nb\n~~~~",
         "$$\nx = 1\n\n+ 2\n$$",
@@ -74,6 +75,8 @@ def test_blocks_that_do_not_close_or_did_not_open():
     assert cut("separator", "A.\n\n```\nx\n\ny") == ["A.\n\n", "```\nx\n\ny"]
     assert cut("separator", "A.\n\n<think>x\n\ny") == ["A.\n\n", "<think>x\n\ny"]
     assert cut("separator", "x\n\ny</think>\n\nA.\n\nB.") == ["x\n\ny</think>\n\n", "A.\n\n", "B."]
+    # The mark at the end of OpenThoughts' answers is no step.
+    assert cut("separator", "A.\n\nB.\n\n<|end_of_solution|>") == ["A.\n\n", "B.\n\n<|end_of_solution|>"]
     assert cut("separator", "It costs $$ now.\n\nB.") == ["It costs $$ now.\n\n", "B."]
 
 

@@ -74,6 +74,11 @@ def test_arguments_and_results():
         return calling["tool_calls"][0]["function"]["arguments"]
 
     assert [arguments(given) for given in (None, "", "{}", {}, ' {"a": 1.0}')] == [{}, {}, {}, {}, {"a": 1.0}]
+    # A table fills objects with nulls, but not JSON text, in which they are the caller's.
+    assert [arguments(given) for given in ('{"a": null}', {"a": None})] == [{"a": None}, {}]
+    calling = call(tool_calls=[{"function": {"name": "f", "arguments": '{"a": null}'}}])
+    row = {"system": "Be brief.", "messages": [user("Q"), calling]}
+    assert row_to_messages(row)[-1]["tool_calls"][0]["function"]["arguments"] == {"a": None}
     assert arguments("city=Oslo") == "city=Oslo" and arguments("[1]") == "[1]"  # the template decides
     for role in ("tool", "ipython", "function", "observation"):
         assert check_messages([{**result(), "role": role}, answer("A")])[0] == result()

@@ -22,6 +22,7 @@ MARKS = {
     "seed-oss": ("<seed:think>", "</seed:think>"),
     "kimi": ("\u25c1think\u25b7", "\u25c1/think\u25b7"),
     "command-a": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
+    "openthoughts": ("<|begin_of_thought|>\n\n", "\n\n<|end_of_thought|>\n\n<|begin_of_solution|>\n\n"),
     "gemma4": ("<|channel>thought\n", "\n<channel|>"),
     "gpt-oss": ("<|channel|>analysis<|message|>", "<|end|><|start|>assistant<|channel|>final<|message|>"),
     "gpt-oss, decoded": ("<|channel|>analysis<|message|>", "assistant<|channel|>final<|message|>"),

@@ -22,6 +22,7 @@ from stepjepa.data.columns import (
     REASONING,
     REASONING_KEYS,
     ROLE_KEYS,
+    ROLES,
     TOOL,
     TOOL_CALLS,
     TOOL_KEYS,
@@ -30,6 +31,7 @@ from stepjepa.data.columns import (
     Message,
     Messages,
     Row,
+    as_context,
     as_list,
     as_object,
     asked_in,
@@ -42,6 +44,7 @@ from stepjepa.data.columns import (
     listed_columns,
     parsed,
     refuse_half_characters,
+    role_of,
     squad_answer,
     switched_on,
     system_of,
@@ -54,12 +57,6 @@ from stepjepa.errors import RowError
 from stepjepa.utils.files import Record
 
 _NAME = Names(ColumnOptions)
-ROLES = ("system", "user", "assistant")
-# ShareGPT's roles.
-_SHAREGPT = {"human": "user", "gpt": "assistant", FUNCTION_CALL: "assistant"}
-_RESULTS = dict.fromkeys(("ipython", "function", "observation"), TOOL)
-# The last one is OpenAI's name of the system message for models that think.
-_OTHER_ROLES = {**_SHAREGPT, **_RESULTS, "developer": "system"}
 _CALL_FORM = "[{'function': {'name': ..., 'arguments': {...}}}]"
 # Columns next to a chat that a text-only model cannot read.
 _MEDIA = {"image", "images", "video", "videos", "audio", "audios"}
@@ -82,10 +79,11 @@ def row_to_messages(
     messages = _known_chat(row) if columns is None else _from_named(row, columns)
     if messages[0]["role"] == "system":
         return messages
-    system = system_of(row)
-    if system is not None:
-        return check_messages([{"role": "system", "content": system}, *messages])
-    return [{"role": "system", "content": system_prompt}, *messages] if system_prompt else messages
+    system = system_of(row) or system_prompt
+    if not system:
+        return messages
+    refuse_half_characters(system, "message 1 (system)")
+    return [{"role": "system", "content": system}, *messages]
 
 
 def one_turn(messages: Chat) -> tuple[str | None, str, str]:
@@ -126,8 +124,9 @@ def _known_chat(row: Row) -> Messages:
         question = [{"role": "user", "content": asked}]
         # TRL's conversational form: completion, or both, are lists of messages. Answers in the prompt are context.
         if isinstance(answer, list):
-            prompt = map(_as_context, asked) if isinstance(asked, list) else question
-            return check_messages([*prompt, *answer])
+            prompt = asked if isinstance(asked, list) else question
+            messages = check_messages([*prompt, *answer])
+            return [*map(as_context, messages[: len(prompt)]), *messages[len(prompt) :]]
         return check_messages(
             [*history_of(row), *question, {"role": "assistant", "content": answer}]
         )
@@ -137,13 +136,6 @@ def _known_chat(row: Row) -> Messages:
     raise RowError(
         "no_known_columns", f"columns found: {listed_columns(row)}; expected {KNOWN_CHATS}"
     )
-
-
-def _as_context(message: object) -> object:
-    """A message without training on it, if it is the assistant's."""
-    if not isinstance(message, Mapping) or message.get("role") != "assistant":
-        return message
-    return {**message, TRAINED: False}
 
 
 def _from_named(row: Row, columns: PairColumns) -> Messages:
@@ -179,7 +171,8 @@ def _chosen(choices: Any, choice: Any) -> object:
     if not isinstance(choices, (list, tuple)):
         return None
     try:
-        index = list(labels).index(choice) if choice in list(labels) else int(choice)
+        names = list(labels)
+        index = names.index(choice) if choice in names else int(choice)
         return choices[index] if index >= 0 else None
     except (ValueError, TypeError, IndexError, OverflowError):
         return None
@@ -209,14 +202,11 @@ def check_messages(messages: object, name: str = CHAT_COLUMNS[0]) -> Messages:
             raise RowError(
                 "no_messages", f"message {number} is not an object with 'role' and 'content'"
             )
-        role, content = (
-            message.get(first_filled(message, keys)) for keys in (ROLE_KEYS, CONTENT_KEYS)
-        )
+        role, content = role_of(message), message.get(first_filled(message, CONTENT_KEYS))
         # In a ShareGPT turn with this role, the content is the call: read it as a message with the call under its own key.
         calling = message
-        if role == FUNCTION_CALL:
+        if message.get(first_filled(message, ROLE_KEYS)) == FUNCTION_CALL:
             calling, content = {TOOL_CALLS: None, FUNCTION_CALL: content or [{}]}, ""
-        role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
         if role not in (*ROLES, TOOL):
             known = ", ".join((*ROLES, TOOL))
             raise RowError(

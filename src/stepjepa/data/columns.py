@@ -188,10 +188,7 @@ def chat_column(row: Mapping[str, object]) -> str | None:
 
 def _begins_with_answer(messages: object) -> bool:
     """Whether the first of some messages is the assistant's."""
-    first = messages[0] if isinstance(messages, list) and messages else None
-    return isinstance(first, Mapping) and any(
-        first.get(key) in ("assistant", "gpt") for key in ROLE_KEYS
-    )
+    return isinstance(messages, list) and role_of(next(iter(messages), None)) == "assistant"
 
 
 def answer_column(row: Mapping[str, object]) -> str:
@@ -244,6 +241,11 @@ TOOL_KEYS = ("name", "tool_call_id")
 # Keys of every message: OpenAI's, then ShareGPT's.
 ROLE_KEYS = ("role", "from")
 CONTENT_KEYS = ("content", "value")
+ROLES = ("system", "user", "assistant")
+_SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", FUNCTION_CALL: "assistant"}
+_RESULT_ROLES = dict.fromkeys(("ipython", "function", "observation"), TOOL)
+# The last one is OpenAI's name of the system message for models that think.
+_OTHER_ROLES = {**_SHAREGPT_ROLES, **_RESULT_ROLES, "developer": "system"}
 # Printed names of messages with tool calls and results.
 CALL, RESULT = "tool call", "tool result"
 SYSTEM_COLUMNS = ("system", "system_prompt")
@@ -279,6 +281,12 @@ _DESCRIPTIONS = set(
 # A text with more words than this is a sentence, not a label; in a script without spaces, one with more characters.
 _SENTENCE = 5
 _UNSPACED = 30
+
+
+def role_of(message: object) -> object:
+    """Return the role of an unchecked message in OpenAI's words; None if it has none."""
+    role = message.get(first_filled(message, ROLE_KEYS)) if isinstance(message, Mapping) else None
+    return _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
 
 
 def switched_on(message: Message, where: str) -> bool:
@@ -330,10 +338,12 @@ def turn_name(message: Message) -> str:
 def last_trained(messages: Sequence[Record]) -> list[Record]:
     """Return a checked chat in which only the last assistant message is trained on."""
     *_, last = (turn for turn in messages if turn["role"] == "assistant")
-    return [
-        turn if turn is last or turn["role"] != "assistant" else {**turn, TRAINED: False}
-        for turn in messages
-    ]
+    return [turn if turn is last else as_context(turn) for turn in messages]
+
+
+def as_context(message: Record) -> Record:
+    """Return a checked message without training on it, if it is the assistant's."""
+    return {**message, TRAINED: False} if message["role"] == "assistant" else message
 
 
 def system_of(row: Row) -> str | None:

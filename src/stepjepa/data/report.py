@@ -177,8 +177,8 @@ class PromptCounts(Counts):
         opened: answers whose generation prompt has text that the chat does not have.
         endings: `Opening.extra` -> last answers. Prompts for a model trained on this data omit the most common one.
         left_out: rows in which the template leaves out a part of an answer, or of thinking next to its content.
-        first: name of one of these counts -> place and texts of the first such row.
         empty: rows without any text, thinking or calls in the trained answers.
+        first: name of one of these counts -> place and texts of the first such row.
         variables: `ChatRenderer.switches`.
     """
 

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepjepa.config.option import Names
-from stepjepa.data.chat import ROLES
 from stepjepa.data.columns import (
     REASONING,
     REASONING_KEYS,
+    ROLES,
     TOOL_CALLS,
     TOOLS,
     TRAINED,
