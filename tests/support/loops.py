@@ -20,6 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from stepjepa import parts
 from stepjepa.modeling.load import load_tokenizer
+from stepjepa.training.run import leave_process_group
 from support.models import tiny_model
 from support.rows import step_rows
 from support.sharding import whole
@@ -126,6 +127,7 @@ def main(folder: Path) -> None:
         }
         if torch.distributed.get_rank() == 0:
             torch.save(weights, folder / f"{name}.pt")
+    leave_process_group()
 
 
 if __name__ == "__main__":

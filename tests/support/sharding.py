@@ -21,6 +21,7 @@ from accelerate.utils import DistributedType
 from stepjepa.generation.local import generate_batch
 from stepjepa.modeling.load import load_tokenizer
 from stepjepa.modeling.lora import lora_config
+from stepjepa.training.run import leave_process_group
 from support.models import tiny_model
 from support.rows import step_rows
 from support.training import Options, logs_of, trainer_for
@@ -140,6 +141,7 @@ def run_cases(folder: Path) -> None:
         found = results(folder / name, tokenizer, options, processes=2)
         if torch.distributed.get_rank() == 0:
             torch.save(found, folder / f"{name}.pt")
+    leave_process_group()
 
 
 if __name__ == "__main__":
