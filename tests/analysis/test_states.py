@@ -46,8 +46,7 @@ def collected(model, pairs, layers=None, **options):
 
 
 def by_hand(model, ids, first):
-    """Every hidden state of transformers at the last token of one text alone: embeddings, layers, final norm instead of the
-    last layer's own output."""
+    """Every hidden state of transformers at the last token of one text alone, the last after the final norm."""
     positions = torch.arange(first, first + len(ids))[None]
     with torch.no_grad():
         output = model(input_ids=torch.tensor([ids]), position_ids=positions, output_hidden_states=True)

@@ -118,8 +118,7 @@ def test_text_of_the_data_is_text(open_page, tmp_path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nobody_is_kept_out(open_page, axe, command, scheme):
-    """No width makes the page scroll sideways; axe-core finds nothing serious with a pair chosen, all
-    unfolded and the matrix read, nor with a token pointed at."""
+    """The page never scrolls sideways, and axe-core finds nothing serious in any state."""
     page = open_page(command, width=360, scheme=scheme, bypass_csp=True)
     for width in (360, 800, 1400):
         page.set_viewport_size({"width": width, "height": 900})

@@ -7,7 +7,7 @@ from stepjepa.data.encode import encode_dataset
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import DataError
 from support import tokenizers as made
-from support.encoding import settings_of
+from support.encoding import labelled, settings_of
 from support.templates import FORMATS
 
 QUESTION = "What is 12 + 5?"
@@ -46,11 +46,6 @@ def encode(tokenizer, chats, **options):
 
 def chat(answer, question=QUESTION):
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-
-
-def labelled(tokenizer, example):
-    """The text of each label span."""
-    return [tokenizer.decode(example.trunk[start:stop].tolist()) for start, stop in example.labels]
 
 
 @pytest.mark.parametrize(

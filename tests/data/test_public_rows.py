@@ -17,7 +17,7 @@ from stepjepa.data.sources import RowSource
 from stepjepa.data.template import ChatRenderer
 from stepjepa.errors import RowError
 from stepjepa.evaluation.questions import SystemPrompt, read_questions
-from support.encoding import settings_of
+from support.encoding import labelled, settings_of
 from support.rows import lines
 from support.templates import CHATML
 from support.tokenizers import byte_bpe_tokenizer, fresh
@@ -89,10 +89,6 @@ def encode(rows, **options):
     tokenizer, settings = byte_bpe_tokenizer(), settings_of(**{"objective": "regular", **options})
     store, report = encode_dataset(rows, tokenizer, ChatRenderer(tokenizer), settings)
     return [tokenizer, list(store), report]
-
-
-def labelled(tokenizer, example):
-    return [tokenizer.decode(example.trunk[start:stop]) for start, stop in example.labels]
 
 
 TURNS = [USER, {"role": "assistant", "content": "Twelve."}, {"role": "user", "content": "And five?"}, ANSWER]

@@ -191,8 +191,7 @@ FAMILIES = "qwen2_5 qwen3 qwen3_5_think gptoss glm4moe muse_glimmer nemotron_3_n
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_labels_are_those_of_generation_marks(family):
-    """All tokens that a template marks are labelled, but for what the generation prompt has and for line breaks after the
-    end of turn; nothing else is."""
+    """All tokens that a template marks are labelled, but for the generation prompt and a line break at the end."""
     tokenizer, settings = tokenizer_with(template(f"{family}_training")), settings_of("regular", max_length=8192)
     compared = 0
     for messages in CHATS.values():

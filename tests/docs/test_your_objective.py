@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 from stepjepa.cli.main import main
+from stepjepa.study.reading import read_study
+from stepjepa.study.records import study_identity
+from stepjepa.study.tree import open_study
 from support.rows import step_rows, write
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "howto" / "your_objective.md").read_text(encoding="utf-8")
@@ -110,11 +113,15 @@ data: {{train_file: train.jsonl, select_file: select.jsonl, test_file: test.json
 base: {{model_name: tiny, max_steps: 1, objective: "{NAME}", from_end: 1}}
 arms: {{regular: {{objective: regular}}, own: {{tune: {{from_end: [1, 2]}}}}}}
 seeds: [0]
-metrics: [exact]
+metrics: [exact, "operator:eq"]
 """
 
 
 def test_studied(folder, capsys):
+    """With a metric of the user's."""
     (folder / "study.yaml").write_text(STUDY)
     assert main(["study", "study.yaml", "--dry_run"]) == 0
     assert "one of from_end=1, from_end=2" in capsys.readouterr().out and not (folder / "runs").exists()
+    name, tree = open_study("study.yaml")
+    (block,) = study_identity(read_study(tree, name))["blocks"].values()
+    assert {arm for arm, identity in block["arms"].items() if "code of the objective" in identity} == {"own"}

@@ -27,8 +27,7 @@ def read(rows, system=OWN, **more):
 
 
 def test_the_prompt_is_all_before_the_last_answer():
-    """Of a chat of several turns the last answer is evaluated; what follows it is left out, and an earlier answer to the
-    same question is part of the prompt, as in training."""
+    """The last answer of a chat is evaluated; what follows is left out, and earlier answers are in the prompt."""
     turns = [("system", "S"), ("user", "1"), ("assistant", "one"), ("user", "2"), ("assistant", "two")]
     (first,) = read([chat(*turns)]).questions
     assert [m["content"] for m in first.prompt] == ["S", "1", "one", "2"] and first.text == "2"

@@ -61,15 +61,9 @@ def test_notes_stand_next_to_what_they_are_about(script, paper, tmp_path, capsys
     for old, new in zip(original.pages, annotated.pages, strict=True):
         assert old.extract_text() == new.extract_text() and old.mediabox.height == new.mediabox.height
         assert new.mediabox.width == old.mediabox.width + script.MARGIN
-    with pytest.raises(SystemExit):
-        script.main([str(paper), str(tmp_path / "out.pdf")])
-    assert "add --overwrite" in capsys.readouterr().err
-
-
-def test_the_paper_itself_is_never_written_over(script, paper, capsys):
-    before = paper.read_bytes()
-    with pytest.raises(SystemExit) as stopped:
-        script.main([str(paper), str(paper), "--overwrite"])
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and error.count("\n") == 1 and "or the paper itself" in error
+    for words, message in ([tmp_path / "out.pdf"], "add --overwrite"), ([paper, "--overwrite"], "or the paper itself"):
+        with pytest.raises(SystemExit) as stopped:
+            script.main([str(paper), *map(str, words)])
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and error.count("\n") == 1 and message in error
     assert paper.read_bytes() == before

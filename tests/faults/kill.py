@@ -55,12 +55,7 @@ OPERATIONS = 220  # the fewest of such a run
 
 
 class Faults:
-    """Counts file operations inside a folder, and ends the process at one of them.
-
-    Args:
-        folder: of the run.
-        at: the number of the operation, from 1; 0 for none.
-    """
+    """Counts file operations inside a folder, and ends the process at operation `at`, from 1; 0 for none."""
 
     def __init__(self, folder: Path, at: int):
         self.folder, self.at = str(folder.resolve()), at
@@ -222,8 +217,7 @@ def step_of(checkpoint: Path | None) -> int:
 
 
 def comparable(outcome: dict[str, Any], resumed_after: int) -> dict[str, Any]:
-    """An outcome without the first log entry after a step at which a run was resumed, and without losses over more than the
-    steps since then."""
+    """An outcome without the first log entry after a resume, and without losses over more than the steps since then."""
     covered = [entry["step"] for entry in outcome["log"] if "loss" in entry and entry["step"] > resumed_after]
     first = covered[0] if covered and resumed_after else None
     log = [entry for entry in outcome["log"] if not ("loss" in entry and entry["step"] == first)]

@@ -58,6 +58,15 @@ def test_a_folder_that_no_run_has_begun_stays(ended, tmp_path, capsys, flags):
     assert files_of(out) == before
 
 
+@pytest.mark.parametrize("inside", [".", "checkpoint-2"])
+def test_a_model_that_no_run_has_written_is_not_overwritten(ended, tmp_path, capsys, inside):
+    out = copy_of(ended, tmp_path) / inside
+    (out / "run.json").unlink(missing_ok=True)
+    before = files_of(out)
+    assert train(out, *CONSTANT, "--overwrite_output_dir") == 2
+    assert "has a model but no run.json" in one_line(capsys.readouterr().err) and files_of(out) == before
+
+
 def test_an_output_folder_that_is_a_link_is_the_folder_itself(ended, tmp_path):
     real = copy_of(ended, tmp_path / "disk", killed_after=4)
     shutil.copy(ended.parent / "rows.jsonl", tmp_path)

@@ -1,5 +1,4 @@
-"""Options that were ignored silently, defaults that differed between Python and the command line, and values that no run can
-use."""
+"""Options without effect, defaults that differ between Python and the command line, and values that no run can use."""
 
 import json
 import math

@@ -1,5 +1,4 @@
-"""A resumed run has the settings, data and content of its checkpoint, or is refused in one line; it ends with all that an
-uninterrupted one ends with."""
+"""A resumed run has its checkpoint's settings, data and content and an uninterrupted one's end, or is refused."""
 
 import json
 import re
@@ -35,6 +34,8 @@ def test_the_report_of_a_resumed_stream_counts_the_complete_run(tmp_path):
         out = copy_of(whole, tmp_path / f"after-{after}", killed_after=after)
         assert resume(out, *CONSTANT, *STREAM) == 0
         assert of_run(out) == expected
+        # Those would be of the steps since the resume.
+        assert not {"train_loss", "train_runtime"} & set(json.loads((out / "metrics.json").read_text())["metrics"])
 
 
 @pytest.mark.parametrize("name", ["resume_record.json", "model.safetensors"])

@@ -1,5 +1,4 @@
-"""A loss that is not finite, a full disk or too little memory: one line, the last good checkpoint stays, and the run can be
-resumed from it."""
+"""A loss that is not finite, a full disk, too little memory: one line, and the last good checkpoint can be resumed."""
 
 import errno
 import json

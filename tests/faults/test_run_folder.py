@@ -1,5 +1,4 @@
-"""A run's folder decides: a complete run stays as it is, damaged checkpoints are passed over, more steps train on, and two
-runs never write to one folder."""
+"""A run's folder: complete runs stay, damaged checkpoints are passed over, and two runs never write to one folder."""
 
 import shutil
 

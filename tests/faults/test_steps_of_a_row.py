@@ -1,5 +1,4 @@
-"""One answer to "what are the steps of this row": what `prepare` wrote is what `check`, `train` and `inspect` read, and what
-they cannot take they say."""
+"""One answer to what the steps of a row are: `prepare`, `check`, `train` and `inspect` read the same ones."""
 
 import itertools
 import json

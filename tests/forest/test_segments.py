@@ -55,8 +55,7 @@ def plan_of(*examples):
 
 
 def test_a_long_forest_attends_segment_by_segment_and_a_short_one_as_one(monkeypatch):
-    """A trunk of 400, a branch of two behind token 9, a target of 30; then a trunk of two. Only the queries of the branch
-    get a mask."""
+    """A trunk of 400, a branch of two behind token 9, a target of 30; a trunk of two. Only the branch is masked."""
     shapes = []
 
     def recorded(*arguments):

@@ -1,5 +1,4 @@
-"""Which rows become questions; what a run of `stepjepa generate` leaves behind, and how it resumes. The generator is a
-function of row and seed."""
+"""Which rows become questions, what `stepjepa generate` leaves behind, and how it resumes, with a played generator."""
 
 import os
 

@@ -1,5 +1,4 @@
-"""`check`: counts, verdicts and warnings of a data set's text, and what a model will see of it, counted by hand with a
-tokenizer whose tokens are words."""
+"""`check`: counts, verdicts and warnings of a data set, counted by hand with a tokenizer whose tokens are words."""
 
 import json
 

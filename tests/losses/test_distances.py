@@ -1,5 +1,4 @@
-"""The distances between two views of a pair, vectors made of states, and angles, in one process; and what every loss makes
-of short dtypes, extreme states and no pair."""
+"""Distances between views, vectors of states, and angles, in one process; short dtypes, extreme states, no pair."""
 
 from __future__ import annotations
 

@@ -106,8 +106,7 @@ def ranks(tmp_path_factory) -> list[dict]:
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("name", LOSSES)
 def test_value_and_gradients_are_those_of_one_process(ranks, split, name):
-    """Of the rows and, after DistributedDataParallel's average, of a shared layer on both processes, also where one of them
-    holds no pair."""
+    """Of the rows and, averaged by DistributedDataParallel, of a shared layer, also where a process holds no pair."""
     pairs, found = sum(SPLITS[split]), [results[split, name] for results in ranks]
     expected = step(name, layer(), *inputs(pairs), pairs)
     values = [one["value"] for one in found]

@@ -26,8 +26,7 @@ def predictor_ids(count: int) -> tuple[int, ...]:
 
 
 def ready(name="llama", attention="sdpa", lora="", rows=False, **changes):
-    """A model in training mode that takes batches; `lora` names the layers that are adapted, `rows` gives it two predictors
-    of its own."""
+    """A model in training mode that takes batches; `lora` names adapted layers, `rows` adds two predictors."""
     model = tiny_model(name, attention, **changes)
     if lora:
         targets = lora if lora == LINEAR else lora.split("+")

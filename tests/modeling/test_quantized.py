@@ -156,8 +156,7 @@ def test_an_evaluation_on_the_way_and_a_stop_change_nothing(place, tmp_path, bit
 @pytest.mark.long
 @needs_bitsandbytes
 def test_a_model_that_python_has_quantised_trains_like_its_rounded_weights(place, tmp_path):
-    """Also after a pass without gradients, in which bitsandbytes rounds the weights again on some CPUs; from then on no
-    gradient would go through its layers."""
+    """Also after a pass without gradients, in which bitsandbytes rounds the weights again on some CPUs."""
     from bitsandbytes.functional import dequantize_4bit
 
     tokenizer = AutoTokenizer.from_pretrained(place / "base")

@@ -20,8 +20,7 @@ ANSWER = {"role": "assistant", "content": "It is 17."}
 
 
 class Sides(NamedTuple):
-    """The tokens of both views of a pair, a predictor as ``-1``, ``-2``, .. in the order of the run, and where they are
-    read."""
+    """The tokens of both views, predictors as ``-1``, ``-2``, .. in the run's order, and where they are read."""
 
     source: list[int]
     source_read: int

@@ -1,5 +1,4 @@
-"""What a study does: in which order, what it chooses, does again and refuses, and its end when its time is up. The processes
-are played."""
+"""What a study does, chooses, repeats and refuses in which order, and its end at the deadline, without processes."""
 
 import json
 import shutil

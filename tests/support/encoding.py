@@ -14,8 +14,7 @@ from stepjepa.training.options import JEPAOptions
 
 
 class View(NamedTuple):
-    """A pair: the last token that its source sees, the target [start, stop), and the tokens of the trunk at which both are
-    read; `source` is None where a predictor is read."""
+    """A pair: the end of its source, the target [start, stop), and the tokens that are read (None for a predictor)."""
 
     end: int
     source: int | None
@@ -63,3 +62,8 @@ def found_by(objective: str, turns: list[Turn], ids: Any = range(40), **options:
     ids = np.asarray(ids, np.int32)
     settings = JEPAOptions(**{"predictors": 0, **options, "objective": objective})
     return objective_of(settings).pairs_of(TokenChat(ids, ids, turns, [], None, None))
+
+
+def labelled(tokenizer: Any, example: Example) -> list[str]:
+    """The text of each label span."""
+    return [tokenizer.decode(example.trunk[start:stop].tolist()) for start, stop in example.labels]

@@ -139,8 +139,7 @@ def family_config(family: str, **changes: Any) -> Any:
 
 
 def family_model(family: str, attention: str | None = None, seed: int = 0) -> Any:
-    """A model of a family with random weights, float32, in evaluation mode. Small weights would hide what is wrong behind
-    flat logits, so matrices are drawn wide."""
+    """A model of a family with wide random weights, float32, in evaluation mode: flat logits would hide faults."""
     given = {"dtype": torch.float32} | ({} if attention is None else {"attn_implementation": attention})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -58,8 +58,7 @@ def tiny_model(name: str, attention: str = "sdpa", seed: int = 0, **changes: Any
 
 
 class Views(NamedTuple):
-    """A pair on the trunk: the source ends with token `source_end`, the target is [target_start, target_end); each is read
-    at its last token."""
+    """A pair on the trunk: the source ends with token `source_end`, the target is [target_start, target_end)."""
 
     source_end: int
     target_start: int

@@ -179,8 +179,7 @@ def in_one_row(collator: ForestCollator) -> ForestCollator:
 
 
 def layouts(run: Run, monkeypatch: Any, order: int = 1, tensors: int = 1) -> Iterator[tuple[str, Any]]:
-    """The examples in every layout, by name, the last one in an order of its own with logits in chunks of seven rows, each
-    of so many `tensors`."""
+    """The examples in every layout, by name, each of so many `tensors`; the last is reordered, in chunks."""
     yield "several rows", run.collator(max_row_length=150)(run.examples)
     yield "segments", in_one_row(run.collator())(run.examples)
     yield "two_pass", run.collator("two_pass")(run.examples)
@@ -203,8 +202,7 @@ class Parts(NamedTuple):
 
 
 def run_alone(model: Any, ids: Any, first: int = 0, layer: int | None = None) -> torch.Tensor:
-    """The states (T, D) of one sequence without a mask, its first token at position `first`; an id V + k is the k-th learned
-    token. They are those after a layer, or the last ones."""
+    """The states (T, D) of one sequence after a layer, or the last ones; id V + k is the k-th learned token."""
     inner = causal_lm(model)
     rows, learned = inner.get_input_embeddings().weight, trained_extras(inner).predictors
     if learned is not None:

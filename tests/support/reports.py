@@ -48,8 +48,7 @@ def write_run(folder: Path, objective: str = "step_jepa", **settings: Any) -> Pa
 
 
 def write_evaluation(run: Path, verdicts: str, name: str = "test", **texts: Any) -> Path:
-    """An evaluation: a letter for each question, ``r`` right, ``w`` wrong, ``u`` neither; `texts`, as ``q0``, ``q1``, ..,
-    stand in the question, the reference and the response."""
+    """An evaluation: a letter for each question, ``r`` right, ``w`` wrong, ``u`` neither; `texts` replace its."""
     folder, rows = run / f"evaluation-{name}", []
     for index, letter in enumerate(verdicts):
         text = texts.get(f"q{index}", f"text {index}")

@@ -49,8 +49,7 @@ def files_of(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    """Weights, metrics and log of a finished run, without times, speeds and its mean loss, which covers the steps since a
-    resume."""
+    """Weights, metrics and log of a finished run, without times, speeds and mean loss, which depend on a resume."""
 
     def timeless(entry: dict[str, Any]) -> dict[str, Any]:
         varying = ("runtime", "per_second", "train_loss")

@@ -63,8 +63,7 @@ def tekken_tokenizer() -> PreTrainedTokenizerFast:
 
 @cache
 def byte_bpe_tokenizer(template: str = "chatml") -> PreTrainedTokenizerFast:
-    """A byte-level BPE trained on `SENTENCES`: `<pad>`, `<s>`, the template's markers, 256 bytes, then merges, at
-    most 600 entries."""
+    """A byte-level BPE trained on `SENTENCES`: `<pad>`, `<s>`, the template's markers, 256 bytes, up to 600 entries."""
     form = FORMATS[template]
     tokenizer = Tokenizer(models.BPE())
     _set_byte_level(tokenizer, LLAMA3_PATTERN)

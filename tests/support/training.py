@@ -74,8 +74,7 @@ def assert_same_weights(found, expected) -> None:
 
 
 def assert_resumes_alike(make, folder) -> tuple[JEPATrainer, JEPATrainer]:
-    """A run of four steps (`make` gives its trainer for a folder) that is resumed after two has the weights of an
-    uninterrupted one; both trainers."""
+    """A run of four steps that is resumed after two has the weights of an uninterrupted one; both trainers."""
     whole = make(folder / "whole")
     whole.train()
     shutil.copytree(folder / "whole", folder / "cut")

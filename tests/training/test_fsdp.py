@@ -63,8 +63,7 @@ EQUAL = [name for name in CASES if name != "bf16"]
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory, tokenizer):
-    """The outcome of a case on two processes that share the weights; one pair of processes runs all short cases, and one all
-    long ones. The workers of a test run share them."""
+    """The outcome of a case on two processes that share the weights; one pair of processes runs all short cases."""
     folder_of_all = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder_of_all = folder_of_all.parent

@@ -1,5 +1,4 @@
-"""The scale of the loss: the same numbers however an optimizer step is cut into micro-batches and processes; lambda, the
-regularizers, equal compute."""
+"""The scale of the loss does not depend on micro-batches and processes; lambda, the regularizers, equal compute."""
 
 from __future__ import annotations
 

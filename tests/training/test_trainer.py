@@ -5,6 +5,7 @@ from __future__ import annotations
 import datasets
 import pytest
 import torch
+from transformers import TrainerCallback
 
 from stepjepa.data.sources import texts_of
 from stepjepa.errors import ConfigError
@@ -110,6 +111,25 @@ def test_evaluation_is_the_same_for_every_batch_size_and_for_rows(tmp_path, toke
         values.append([found["eval_lm_loss"], found["eval_jepa_loss"]])
         assert values[-1] == pytest.approx(values[0], abs=1e-5)
     assert trainer.evaluate(rows)["eval_loss"] == found["eval_loss"]
+
+
+def test_data_besides_that_of_the_run(tmp_path, tokenizer, caplog):
+    """Splits to evaluate on, rows to predict, and a callback that asks for the training data."""
+    data = datasets.Dataset.from_list(step_rows(10))
+    splits = datasets.DatasetDict(train=data.select(range(7)), test=data.select(range(7, 10)))
+    evaluation = {"eval_rows": splits, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 1}
+    plain, trainer = (trainer_for(tmp_path / name, tokenizer, splits["train"], **evaluation, **STEPS) for name in "ab")
+    trainer.predict([{"question": "Why?"}, *data.select(range(2))])
+    assert len(trainer.eval_dataset) == trainer.data_reports["eval"].rows_read == 3
+    assert "skipped 1: " in caplog.text
+    callback = TrainerCallback()
+    callback.on_train_begin = lambda *args, **kwargs: print(trainer.get_train_dataloader())
+    trainer.add_callback(callback)
+    for one in (plain, trainer):
+        one.train()
+    assert_same_weights(plain.model, trainer.model)
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert [entry["examples"] for entry in evaluations] == [4, 7, 11, 14]
 
 
 def test_where_no_other_example_has_a_pair_no_target_is_shuffled(tmp_path, tokenizer):

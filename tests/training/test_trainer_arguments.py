@@ -106,6 +106,12 @@ def test_what_the_trainer_cannot_use_is_refused(trainer, tmp_path):
         JEPATrainer("tiny", None, ROWS, data_collator=lambda *args: None)
     with pytest.raises(ConfigError, match="cannot be constructed"):
         trainer(optim="lomo").train()
+    made = trainer(objective="step_jepa", predictors=1)
+    own = torch.optim.SGD(made.model.parameters())
+    with pytest.raises(ConfigError, match="the optimizer lacks 1 trained tensors, such as .*predictor"):
+        JEPATrainer(made.model, made.args, ROWS, None, made.processing_class, optimizers=(own, None))
+    with pytest.raises(ConfigError, match="another trainer, or parts.attach, has set this model up since"):
+        made.train()
 
 
 @pytest.mark.slow

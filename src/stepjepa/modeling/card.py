@@ -178,7 +178,7 @@ def _markdown(value: object) -> str:
 
 # Limit for the mean cosine of two rows: plain models are below it (0.96 at most, as measured), collapsed ones above (0.995).
 CONE_COSINE = 0.98
-CONE_WORDS = f"a sign of collapse from {CONE_COSINE} on; plain models have 0.76 to 0.96"
+CONE_WORDS = f"a sign of collapse from {CONE_COSINE} on; small plain models had 0.76 to 0.96"
 # Limit for the effective rank of unit-length rows.
 LOW_RANK = 2.0
 # With fewer rows or dimensions, even healthy states have a low rank.

@@ -220,6 +220,7 @@ def load_model(
     """
     preset = PRESETS[name] if is_preset(name) else None
     random = pretrain or preset is not None
+    missing: list[str] = []
     # Random weights have no saved dtype.
     own_dtype = "float32" if random and dtype == "auto" else dtype
     kwargs = dict[str, Any](trust_remote_code=trust_remote_code, dtype=own_dtype)
@@ -256,9 +257,18 @@ def load_model(
             set_seed(seed)
             model = AutoModelForCausalLM.from_config(config, **kwargs)
         else:
-            model = AutoModelForCausalLM.from_pretrained(**source, **kwargs)
+            # transformers declares only the model.
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                **source, **kwargs, use_safetensors=True, output_loading_info=True
+            )
+            model, missing = loaded[0], sorted(loaded[1]["missing_keys"])
     except Exception as error:
         raise _not_loaded("model", name, error) from None
+    if missing:
+        raise ConfigError(
+            f"{MODEL} {name}: its files lack {missing[0]} (missing tensors: {len(missing)}), which would be random; give a "
+            "complete copy of a causal language model"
+        )
     if use_kernels:
         try:
             model.use_kernels = True
@@ -320,7 +330,10 @@ def _not_loaded(what: str, name: str, error: Exception) -> StepJepaError:
         )
     hint = ""
     if os.path.isdir(name):
-        hint = "; the folder must have the files that save_pretrained writes (of a GGUF model, give the file itself)"
+        hint = (
+            "; the folder must have the files that save_pretrained writes, with weights in safetensors (of a GGUF model, "
+            "give the file itself)"
+        )
     return ConfigError(
         f"{MODEL} {name}: the {what} cannot be loaded ({said(error, lines=1)}){hint}"
     )

@@ -21,7 +21,7 @@ from stepjepa.config.values import nearest
 from stepjepa.data.steps import LISTED, make_splitter
 from stepjepa.data.tasks import make_task, task_class
 from stepjepa.errors import ConfigError
-from stepjepa.evaluation.metrics.base import METRICS, MODEL_METRICS, make_metric, metric_class
+from stepjepa.evaluation.metrics.base import METRICS, MODEL_METRICS, make_metric
 from stepjepa.objectives.base import Objective, built_in, objective_of
 from stepjepa.objectives.regular import Regular
 from stepjepa.study.score import GEOMETRY
@@ -369,10 +369,11 @@ def _metric(name: str, options: Mapping[str, Node], where: str) -> MetricSpec:
         raise ConfigError(f"{where}: unknown metric {name!r}; did you mean {near!r}?")
     values = {key: node.value for key, node in options.items()}
     try:
-        make_metric(name, **values).close()
+        metric = make_metric(name, **values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
-    return MetricSpec(name, values, metric_class(name).higher_is_better)
+    metric.close()
+    return MetricSpec(name, values, metric.higher_is_better)
 
 
 def _views(section: Mapping[str, Node], where: str) -> dict[str, Any]:

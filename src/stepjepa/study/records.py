@@ -102,7 +102,10 @@ def _block_identity(block: Block, folder: Path) -> Record:
 
 def _arm_identity(arm: Arm, block: Block) -> Record:
     """The settings of an arm that affect its numbers, and the rule by which the tuned ones are chosen."""
-    from stepjepa.training.config import JEPAConfig  # loads torch
+    # These load torch.
+    from stepjepa.objectives.base import objective_of
+    from stepjepa.study.reading import config_of
+    from stepjepa.training.config import JEPAConfig
 
     options = options_of(RunOptions, JEPAConfig)
     tuned = {name for cell in arm.cells for name in cell}
@@ -110,8 +113,12 @@ def _arm_identity(arm: Arm, block: Block) -> Record:
     identity = {
         name: value
         for name, value in settings.items()
-        if options[name].identity and name not in tuned
+        # The options of a user's own objective are not known here.
+        if (name not in options or options[name].identity) and name not in tuned
     }
+    # Fingerprints of the user's own objective and loss.
+    for cell in arm.cells:
+        identity |= objective_of(config_of({**settings, **cell})).code
     # Other cells, or other seeds, could lead to another choice.
     if arm.tuned:
         identity["tune"] = [dict(cell) for cell in arm.cells]

@@ -211,6 +211,7 @@ class StudyRun:
         """
         pool = ThreadPoolExecutor(self.study.jobs)
         active: Active = {}
+        submitted: dict[Future[str | None], list[str]] = {}
         self._plan()
         # A run may have ended after an earlier study process was killed.
         self._keep(self.items)
@@ -225,7 +226,9 @@ class StudyRun:
                 # All arms with the first seed run first, so that the arms of an unfinished study can be compared.
                 waiting.sort(key=lambda item: item.run.turn)
                 for item in waiting[: self.study.jobs - len(active)]:
-                    active[pool.submit(executor.carry_out, item.folder, item.todo)] = item
+                    stages = item.todo
+                    future = pool.submit(executor.carry_out, item.folder, stages)
+                    active[future], submitted[future] = item, stages
                 if not active:
                     return
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -236,8 +239,10 @@ class StudyRun:
                 for future in ended:
                     item = active.pop(future)
                     item.error = future.result()
-                    if item.error is None and item.todo:
-                        item.error = f"the stage succeeded, but its record {item.folder.record(item.todo[0])} is missing"
+                    # Another run may have ended meanwhile, and its choice of cells added stages to this one.
+                    lost = [stage for stage in submitted.pop(future) if stage in item.todo]
+                    if item.error is None and lost:
+                        item.error = f"the stage succeeded, but its record {item.folder.record(lost[0])} is missing"
                     self._keep([item])
                     # This run may have been the last one that a choice of cells needs.
                     self._plan()

@@ -67,6 +67,13 @@ logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAConfig, RunOptions)
 # Advice after a failed write.
 _RESUME = f"resume with --{_NAME.resume_from_checkpoint} true"
+# Metrics of the Trainer that are right only if it made all steps of the run.
+_OF_WHOLE_RUN = (
+    "train_loss",
+    "train_runtime",
+    "train_samples_per_second",
+    "train_steps_per_second",
+)
 
 
 class StepEvents(TrainerCallback):
@@ -240,6 +247,10 @@ class CheckpointedTrainer(Trainer):
                 this run is to have, or another run is writing to `output_dir`.
             RunError: a loss, a gradient norm or the weights are not finite, or a checkpoint could not be written.
         """
+        # The command line prints the complete reports.
+        for name, report in self.data_reports.items():
+            if self.args.should_log and (report.rows_skipped or report.answers_truncated):
+                logger.warning("%s %s", name, "\n".join(report.lines()))
         with self._folder.running():
             checkpoint = None
             if resume_from_checkpoint:
@@ -291,10 +302,11 @@ class CheckpointedTrainer(Trainer):
             self.bars.on_train_end(self.args, self.state, self.control)
             self.remove_callback(loader)
             self.args.eval_on_start = eval_on_start
-        # Without a step there is no mean loss to report: the Trainer's would be 0.
-        if self.state.global_step == state.global_step:
+        # The Trainer divides the loss and the time since the resume by the steps of the whole run.
+        if checkpoint is not None or self.state.global_step == 0:
             for record in (result.metrics, self.state.log_history[-1]):
-                record.pop("train_loss", None)
+                for name in _OF_WHOLE_RUN:
+                    record.pop(name, None)
         self._check_finite()
         if not weights_are_finite(self.model, self.accelerator):
             self._stop_or_warn(self.state.global_step, "the weights are not finite")

@@ -6,6 +6,7 @@ Only the loader of a stream and a mixture of data sets load torch.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,7 +22,7 @@ from stepjepa.data.template import ChatRenderer, with_template
 from stepjepa.data.types import Example
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.objectives.base import find_objective, objective_of
-from stepjepa.training.options import JEPAOptions, TrainerOptions
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.training.sampling import WINDOW, DrawnExamples, ExampleDraw, Mixture, generator
 from stepjepa.utils.files import read_json, write_json
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
     from stepjepa.training.config import JEPAConfig
 
+logger = logging.getLogger("stepjepa")
 _NAME = Names(JEPAOptions, TrainerOptions)
 # One file per process in a checkpoint.
 _STREAM = "stream_{}.json"
@@ -355,7 +357,8 @@ class ExampleReader:
         """Examples to evaluate on, with all their pairs.
 
         Args:
-            source: one data set, or a plain dict of several by name, as for `transformers.Trainer`.
+            source: one data set, or a plain dict of several by name, as for `transformers.Trainer`. Of a data set with
+                splits, the one that ``stepjepa train`` evaluates on is read.
             name: the name of its report.
         """
         # A `DatasetDict` is a dict too, and is read as one data set.
@@ -369,16 +372,27 @@ class ExampleReader:
         if train is not None and train.steps.splitter and args.step_splitter == "auto":
             # `auto` decides by the training data, so that both data sets are split in the same way.
             splitter = make_splitter(train.steps.splitter, args.step_separator)
+        if not isinstance(source, ExampleStore):
+            source = RowSource.of(source, RunOptions.eval_split)
         store = self._store(source, name, splitter)
         return DrawnExamples(store, objective_of(args), args.seed, filler_id=self.pad_id)
 
-    def _store(
-        self, source: object, name: str, splitter: StepSplitter | None = None
-    ) -> ExampleStore:
-        if isinstance(source, ExampleStore):
-            return source
+    def read_apart(self, source: object) -> DrawnExamples | dict[str, Any] | None:
+        """As `read_evaluation`, for data that is not the run's: skipped rows are logged, and `reports` does not change."""
+        reader = copy.copy(self)
+        reader.reports = dict(self.reports)
+        examples = reader.read_evaluation(source)
+        for name, report in reader.reports.items():
+            if report is not self.reports.get(name):
+                for line in report.skipped_lines():
+                    logger.warning("%s: %s", report.source, line)
+        return examples
+
+    def _store(self, rows: object, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
+        if isinstance(rows, ExampleStore):
+            return rows
         store, self.reports[name] = encode(
-            source,
+            rows,
             self.tokenizer,
             self.args,
             self.positions,

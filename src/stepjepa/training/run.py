@@ -395,8 +395,10 @@ def conclusion(
         # The rows of a stream were counted during training.
         if trainer.args.streaming and name.startswith("train"):
             parts.append((name, report.lines()))
-    steps = counted(trainer.state.global_step, "step")
-    done = [f"{steps} in {clock(metrics.get('train_runtime', 0.0))}"]
+    done = [counted(trainer.state.global_step, "step")]
+    # A resumed run knows only the time since its resume.
+    if "train_runtime" in metrics:
+        done[0] += f" in {clock(metrics['train_runtime'])}"
     if stopped:
         done.append(stopped)
     records = "metrics.json, run.json, data_report.json, resolved.yaml"

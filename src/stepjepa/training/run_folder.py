@@ -49,7 +49,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d+)$")
 # looks complete.
 _RUN_FILES = [METRICS, MANIFEST, BROKEN]
 _RUN_FILES += (
-    "run.json resolved.yaml data_report.json config.json generation_config.json model.safetensors "
+    "resolved.yaml data_report.json config.json generation_config.json model.safetensors "
     "model.safetensors.index.json adapter_model.safetensors adapter_config.json predictors.safetensors"
 ).split()
 T = TypeVar("T")
@@ -255,9 +255,14 @@ class RunFolder:
         first checkpoint.
 
         Raises:
-            ConfigError: the folder has other files, and `overwrite` is false.
+            ConfigError: the folder has other files, and `overwrite` is false; or it has a model that no run wrote.
         """
         self.check_checkpoints()
+        if overwrite and self.holds_model and not (self.path / RECORD).exists():
+            raise ConfigError(
+                f"--{_NAME.output_dir} {self.path}: the folder has a model but no {RECORD}, so no run wrote it and none may "
+                f"replace it; give another --{_NAME.output_dir}"
+            )
         resumes_here = checkpoint is not None and checkpoint.parent.resolve() == self.path.resolve()
         if overwrite or resumes_here or not self.path.is_dir():
             return
@@ -300,6 +305,8 @@ class RunFolder:
             entry.unlink()
         for _, folder in self._numbered():
             remove_checkpoint(folder)
+        # Last, because without it the files that a kill leaves would not count as a run's.
+        (self.path / RECORD).unlink(missing_ok=True)
 
     # Checkpoints
 

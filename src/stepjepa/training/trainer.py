@@ -65,6 +65,7 @@ from stepjepa.training.setup import (
     make_collator,
     planned_steps,
     set_up_model,
+    setup_of,
     tokenizer_for,
     warn_beyond_positions,
 )
@@ -183,6 +184,7 @@ class JEPATrainer(CheckpointedTrainer):
         # The data, which decides which metrics may choose the best model.
         vocabulary = vocabulary_size(causal_lm(trained))
         check_vocabulary(processing_class, vocabulary, name or "the model")
+        self._samplers: list[EpochSampler] = []
         reader = self._reader = ExampleReader(
             processing_class, args, max_positions(trained), vocabulary
         )
@@ -221,6 +223,7 @@ class JEPATrainer(CheckpointedTrainer):
             )
         except (ValueError, ImportError, RuntimeError) as error:
             raise ConfigError(said(error)) from error
+        self._check_own_optimizer()
         # The Trainer turns off the cache, which a forward of batches does not use anyway.
         if use_cache is not None:
             trained.config.use_cache = use_cache
@@ -246,6 +249,26 @@ class JEPATrainer(CheckpointedTrainer):
         self.add_callback(StepEvents(self))
         self._meter = LossMeter((LM, *self.setup.objective.part_names))
         self._broken_step = torch.zeros((), device=args.device)
+
+    def _check_own_optimizer(self) -> None:
+        """Refuse a given optimizer that lacks trained weights: the setup adds some, such as predictor rows, to the model.
+
+        Raises:
+            ConfigError: see above.
+        """
+        if self.optimizer is None:
+            return
+        held = {id(weight) for group in self.optimizer.param_groups for weight in group["params"]}
+        missing = [
+            name
+            for name, weight in self.model.named_parameters()
+            if weight.requires_grad and id(weight) not in held
+        ]
+        if missing:
+            raise ConfigError(
+                f"optimizers: the optimizer lacks {len(missing)} trained tensors, such as {missing[0]}, which would stay "
+                "untrained; pass optimizer_cls_and_kwargs instead, or only a schedule"
+            )
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
         """Refuse a metric for the best model that the evaluation of a single data set does not compute.
@@ -305,8 +328,10 @@ class JEPATrainer(CheckpointedTrainer):
 
     def _get_train_sampler(self, train_dataset: Any = None) -> EpochSampler:  # type: ignore[override]
         dataset = self.train_dataset if train_dataset is None else train_dataset
-        self._sampler = self.order_of(dataset)
-        return self._sampler
+        sampler = self.order_of(dataset)
+        # One per loader: `get_train_dataloader` may also be called by a callback.
+        self._samplers.append(sampler)
+        return sampler
 
     def order_of(self, dataset: DrawnExamples) -> EpochSampler:
         """The order of training examples; `begin_epoch` sets its epoch, whatever loaders are wrapped around it."""
@@ -330,8 +355,8 @@ class JEPATrainer(CheckpointedTrainer):
 
     def begin_epoch(self, epoch: int) -> None:
         """Draw the examples of this epoch."""
-        if not isinstance(self.train_dataset, StreamedExamples):
-            self._sampler.epoch = epoch
+        for sampler in self._samplers:
+            sampler.epoch = epoch
 
     def get_batch_samples(  # type: ignore[override]
         self, epoch_iterator: Iterator[Batch], num_batches: int, device: torch.device
@@ -362,7 +387,16 @@ class JEPATrainer(CheckpointedTrainer):
     def forward(
         self, model: nn.Module, inputs: Batch, step: int, predict_ids: bool = False
     ) -> ForestOutput:
-        """The model's output for one micro-batch; `step` seeds the randomness in the loss."""
+        """The model's output for one micro-batch; `step` seeds the randomness in the loss.
+
+        Raises:
+            ConfigError: another trainer has set the model up since.
+        """
+        if setup_of(self.model) is not self.setup:
+            raise ConfigError(
+                "another trainer, or parts.attach, has set this model up since; make a new trainer for it, or give each "
+                "trainer its own model"
+            )
         if self.args.torch_compile:  # a compiled model computes every position in all layers
             inputs = inputs.untrimmed()
         return model(
@@ -466,8 +500,7 @@ class JEPATrainer(CheckpointedTrainer):
             self._meter = LossMeter(self._meter.names)
         if any(name.startswith("eval_") for name in logs):  # adds the compute up to this evaluation
             self.store_flos()
-            batch = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-            logs = {**logs, "examples": state.global_step * batch, "total_flos": state.total_flos}
+            logs = {**logs, "examples": self._examples_done(), "total_flos": state.total_flos}
         norm = logs.get("grad_norm", 0.0)
         skipped = self.accelerator.optimizer_step_was_skipped
         if args.terminate_on_nan and not math.isfinite(norm) and not skipped:
@@ -475,6 +508,22 @@ class JEPATrainer(CheckpointedTrainer):
                 state.global_step, "the gradient norm is not finite (NaN or infinite)"
             )
         super().log(logs, start_time)
+
+    def _examples_done(self) -> int:
+        """The number of examples that the run has trained on."""
+        args, state = self.args, self.state
+        if not state.global_step:
+            return 0
+        micro = args.train_batch_size * args.world_size
+        if isinstance(self.train_dataset, StreamedExamples):
+            return state.global_step * micro * args.gradient_accumulation_steps
+        size = len(self.train_dataset)
+        if args.dataloader_drop_last:
+            size -= size % micro
+        # The last micro-batch of an epoch, and so its last step, may have fewer examples.
+        batches = -(-size // micro)
+        epochs, rest = divmod(round((state.epoch or 0.0) * batches), batches)
+        return epochs * size + rest * micro
 
     def recent_losses(self) -> dict[str, float]:
         """The losses since the last log entry, or those of the last entry. Every process must call this method."""
@@ -495,7 +544,7 @@ class JEPATrainer(CheckpointedTrainer):
         begin = time.perf_counter()
         known = self.eval_dataset
         named = isinstance(known, dict) and isinstance(eval_dataset, str) and eval_dataset in known
-        examples: Any = eval_dataset if named else self._reader.read_evaluation(eval_dataset)
+        examples: Any = eval_dataset if named else self._reader.read_apart(eval_dataset)
         with self._keeping_last_batch():
             metrics = super().evaluate(examples, *args, **kwargs)
         # The logged speed is that of training, without evaluations.
@@ -505,7 +554,7 @@ class JEPATrainer(CheckpointedTrainer):
     def predict(self, test_dataset: object, *args: Any, **kwargs: Any) -> PredictionOutput:
         """As `Trainer.predict`, on anything that the constructor accepts as data: the most likely and the true ids at the
         labelled positions, (rows, largest number of labels in a row) int64 each, padded with -100; and the losses."""
-        examples: Any = self._reader.read_evaluation(test_dataset)
+        examples: Any = self._reader.read_apart(test_dataset)
         with self._keeping_last_batch():
             return super().predict(examples, *args, **kwargs)
 
