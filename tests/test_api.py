@@ -2,13 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import stepjepa
 from stepjepa import api
 from stepjepa.cli.main import COMMANDS
-from stepjepa.errors import ConfigError
+from stepjepa.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("name", sorted({*COMMANDS} - {"check", "inspect"}))
@@ -16,6 +17,10 @@ def test_options_by_name(name):
     given = ["checkpoint", "out"] if name == "export" else []
     with pytest.raises(ConfigError, match="unknown option 'overwrite_output_dirr'"):
         getattr(stepjepa, name)(*given, overwrite_output_dirr=True)
+    with pytest.raises(ConfigError, match="eval_metrics is 'exact'; it must be a list"):
+        stepjepa.train(eval_metrics="exact")
+    with pytest.raises(DataError, match="missing.jsonl: no such file"):
+        stepjepa.train(train_file=[Path("./missing.jsonl")], model_name=Path("tiny"))
 
 
 def test_what_is_public():

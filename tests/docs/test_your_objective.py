@@ -118,7 +118,6 @@ metrics: [exact, "operator:eq"]
 
 
 def test_studied(folder, capsys):
-    """With a metric of the user's."""
     (folder / "study.yaml").write_text(STUDY)
     assert main(["study", "study.yaml", "--dry_run"]) == 0
     assert "one of from_end=1, from_end=2" in capsys.readouterr().out and not (folder / "runs").exists()

@@ -34,7 +34,6 @@ def test_the_report_of_a_resumed_stream_counts_the_complete_run(tmp_path):
         out = copy_of(whole, tmp_path / f"after-{after}", killed_after=after)
         assert resume(out, *CONSTANT, *STREAM) == 0
         assert of_run(out) == expected
-        # Those would be of the steps since the resume.
         assert not {"train_loss", "train_runtime"} & set(json.loads((out / "metrics.json").read_text())["metrics"])
 
 

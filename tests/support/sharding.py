@@ -85,9 +85,8 @@ def score(model: Any, tokenizer: Any, process: int, processes: int) -> dict[str,
 
 
 def results(folder: Path, tokenizer: Any, options: Options, processes: int) -> dict[str, Any]:
-    """Train; what every step has logged, its gradients before clipping, the weights at the end, how many are sharded, the
-    dtypes of the parts of the loss. The final model is in ``final``, and with `resume` that of a run that was resumed after
-    step 3 in ``resumed``."""
+    """Train; what every step logged, its gradients before clipping, the weights at the end, how many are sharded, the dtypes
+    of the losses. The final model is in ``final``, that of a run resumed after step 3 in ``resumed``."""
     options = {"optim": "sgd", "max_steps": STEPS, "train_sampling_strategy": "sequential", **options}
     tied, lora, scored, resume = (options.pop(name, False) for name in ("tied", "lora", "scored", "resume"))
     options |= {"fsdp": True} if processes > 1 else {}

@@ -114,11 +114,10 @@ def test_evaluation_is_the_same_for_every_batch_size_and_for_rows(tmp_path, toke
 
 
 def test_data_besides_that_of_the_run(tmp_path, tokenizer, caplog):
-    """Splits to evaluate on, rows to predict, and a callback that asks for the training data."""
     data = datasets.Dataset.from_list(step_rows(10))
     splits = datasets.DatasetDict(train=data.select(range(7)), test=data.select(range(7, 10)))
-    evaluation = {"eval_rows": splits, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 1}
-    plain, trainer = (trainer_for(tmp_path / name, tokenizer, splits["train"], **evaluation, **STEPS) for name in "ab")
+    given = {"eval_rows": splits, "max_steps": 4, "eval_strategy": "steps", "eval_steps": 1}
+    plain, trainer = (trainer_for(tmp_path / name, tokenizer, splits["train"], **given, **STEPS) for name in "ab")
     trainer.predict([{"question": "Why?"}, *data.select(range(2))])
     assert len(trainer.eval_dataset) == trainer.data_reports["eval"].rows_read == 3
     assert "skipped 1: " in caplog.text

@@ -107,9 +107,9 @@ def test_what_the_trainer_cannot_use_is_refused(trainer, tmp_path):
     with pytest.raises(ConfigError, match="cannot be constructed"):
         trainer(optim="lomo").train()
     made = trainer(objective="step_jepa", predictors=1)
-    own = torch.optim.SGD(made.model.parameters())
+    own = {"optimizers": (torch.optim.SGD(made.model.parameters()), None)}
     with pytest.raises(ConfigError, match="the optimizer lacks 1 trained tensors, such as .*predictor"):
-        JEPATrainer(made.model, made.args, ROWS, None, made.processing_class, optimizers=(own, None))
+        JEPATrainer(made.model, made.args, ROWS, None, made.processing_class, **own)
     with pytest.raises(ConfigError, match="another trainer, or parts.attach, has set this model up since"):
         made.train()
 

@@ -186,6 +186,9 @@ class Option:
         # In a condition, the text "false" would count as true.
         if kinds == [bool] and isinstance(value, str):
             raise ConfigError(f"{self.name} is {value!r}; it must be true or false")
+        # Its characters would count as the items.
+        if kinds and isinstance(value, str) and all(is_class(kind, list) for kind in kinds):
+            raise ConfigError(f"{self.name} is {value!r}; it must be a list: [{value!r}]")
         # Only lists of numbers are checked further, item by item.
         for kind in kinds:
             item_kind: Any = next(iter(getattr(kind, "__args__", ())), None)

@@ -6,6 +6,7 @@ entry here, the option with the most similar name is suggested, which may mean s
 
 from __future__ import annotations
 
+import os
 from typing import Any, TypeVar
 
 from stepjepa.config.option import Values, options_of
@@ -431,9 +432,10 @@ def by_our_names(given: Values, *dataclass_types: type) -> dict[str, Any]:
         ConfigError: a spelling that has an answer, or two that disagree.
     """
     our_names = options_of(*dataclass_types).keys()
+    given = {name: _path_as_text(value) for name, value in given.items()}
     # Usually all names are our own, which need no parser.
     if given.keys() <= our_names:
-        return dict(given)
+        return given
     aliases = published(*dataclass_types)
     parser = StrictParser(dataclass_types, aliases=aliases)
     settings: list[Setting] = []
@@ -456,6 +458,13 @@ def checked_options(kind: type[T], given: Values) -> T:
     if hasattr(options, "check"):
         options.check()
     return options  # type: ignore[no-any-return]
+
+
+def _path_as_text(value: object) -> object:
+    """A value with text in place of a `Path`, also in a list."""
+    if isinstance(value, list):
+        return [_path_as_text(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _as_written(value: object) -> object:

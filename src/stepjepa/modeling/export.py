@@ -432,7 +432,9 @@ def _check_target(target: Path, checkpoint: Path, overwrite: bool) -> None:
         raise ConfigError(
             f"{target}: is the folder of a run, and the export would be mixed with its records; give another output folder"
         )
-    if target.is_dir() and any(target.iterdir()) and not overwrite:
+    # A killed export leaves its folder, which the next one removes.
+    entries = target.iterdir() if target.is_dir() else ()
+    if not overwrite and any(entry.name != _UNFINISHED for entry in entries):
         raise ConfigError(
             f"{target}: the folder is not empty; give another folder, or --{_NAME.overwrite_output_dir}"
         )
