@@ -35,8 +35,7 @@ class Player:
         calls: (run, "train" or the splits that were scored), in order.
         value: from a run's options, the seed among them, and a split to answer_nll; None for one that diverged.
         fails: from a run's name and a stage to whether it fails.
-        diverges: from a run's name to whether its training ends because the loss is not finite.
-        die: the number of the call at which the study is interrupted.
+        diverges: from a run's name to whether it diverges. die: the number of the call at which the study is interrupted.
         record, log: what stands in run.json and in the log of each training.
     """
 
