@@ -17,6 +17,9 @@ def test_options_by_name(name):
     given = ["checkpoint", "out"] if name == "export" else []
     with pytest.raises(ConfigError, match="unknown option 'overwrite_output_dirr'"):
         getattr(stepjepa, name)(*given, overwrite_output_dirr=True)
+
+
+def test_a_text_is_no_list_and_a_path_is_a_text():
     with pytest.raises(ConfigError, match="eval_metrics is 'exact'; it must be a list"):
         stepjepa.train(eval_metrics="exact")
     with pytest.raises(DataError, match="missing.jsonl: no such file"):

@@ -223,7 +223,7 @@ def export(
     from stepjepa.modeling.options import ExportOptions
 
     name = Names(ExportOptions)
-    paths = {name.checkpoint: os.fspath(checkpoint), name.output_dir: os.fspath(output_dir)}
+    paths = {name.checkpoint: checkpoint, name.output_dir: output_dir}
     checked = checked_options(ExportOptions, {**options, **paths})
     from stepjepa.modeling.export import export_checkpoint
 
@@ -394,7 +394,7 @@ def study(
     """
     from stepjepa.study.spec import StudyOptions
 
-    named = {} if file is None else {"file": os.fspath(file)}
+    named = {} if file is None else {"file": file}
     checked = checked_options(StudyOptions, {**named, **options})
     from stepjepa.study.run import study as run
 

@@ -20,8 +20,7 @@ def read(name):
 
 
 def check(name, notebook, ratio=1.0):
-    """What holds for the outputs of any run: no warning, no error, no bar, and losses are those of passes apart. The
-    loss of nanoGPT with JEPA is below `ratio` times the baseline's."""
+    """No warning, error or bar; losses are those of passes apart, nanoGPT's with JEPA below `ratio` times the baseline's."""
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     found = [kind for cell in cells for kind in kinds(cell)]

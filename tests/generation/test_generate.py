@@ -39,8 +39,7 @@ def solution(body, wrong=False):
 
 
 class ScriptedServer(ThreadingHTTPServer):
-    """`script(body, count)` gives a completion, (status, headers, JSON or bytes), or None to hang up; `count` is how often
-    this question has been asked before. Every request's body is in `bodies`."""
+    """`script(body, earlier requests of this question)` gives a completion, (status, headers, body), or None to hang up."""
 
     daemon_threads = True
 

@@ -1,4 +1,4 @@
-"""What a study does, chooses, repeats and refuses in which order, and its end at the deadline, without processes."""
+"""What a study does, in which order, what it chooses, repeats and refuses, and its end when its time is up."""
 
 import json
 import shutil

@@ -48,7 +48,7 @@ def write_run(folder: Path, objective: str = "step_jepa", **settings: Any) -> Pa
 
 
 def write_evaluation(run: Path, verdicts: str, name: str = "test", **texts: Any) -> Path:
-    """An evaluation: a letter for each question, ``r`` right, ``w`` wrong, ``u`` neither; `texts` replace its."""
+    """An evaluation: a letter for each question, ``r`` right, ``w`` wrong, ``u`` neither; `texts` by ``q0``, .."""
     folder, rows = run / f"evaluation-{name}", []
     for index, letter in enumerate(verdicts):
         text = texts.get(f"q{index}", f"text {index}")

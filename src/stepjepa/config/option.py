@@ -186,13 +186,15 @@ class Option:
         # In a condition, the text "false" would count as true.
         if kinds == [bool] and isinstance(value, str):
             raise ConfigError(f"{self.name} is {value!r}; it must be true or false")
-        # Its characters would count as the items.
-        if kinds and isinstance(value, str) and all(is_class(kind, list) for kind in kinds):
-            raise ConfigError(f"{self.name} is {value!r}; it must be a list: [{value!r}]")
-        # Only lists of numbers are checked further, item by item.
+        # Only lists of numbers are checked item by item.
         for kind in kinds:
             item_kind: Any = next(iter(getattr(kind, "__args__", ())), None)
-            if not is_class(kind, list) or item_kind not in _NUMBERS:
+            if not is_class(kind, list):
+                continue
+            if item_kind not in _NUMBERS:
+                # The characters of a text would count as the items.
+                if isinstance(value, str) and len(kinds) == 1:
+                    raise ConfigError(f"{self.name} is {value!r}; it must be a list: [{value!r}]")
                 continue
             if not value or not isinstance(value, (list, tuple)):
                 raise ConfigError(

@@ -211,7 +211,6 @@ class StudyRun:
         """
         pool = ThreadPoolExecutor(self.study.jobs)
         active: Active = {}
-        submitted: dict[Future[str | None], list[str]] = {}
         self._plan()
         # A run may have ended after an earlier study process was killed.
         self._keep(self.items)
@@ -226,9 +225,7 @@ class StudyRun:
                 # All arms with the first seed run first, so that the arms of an unfinished study can be compared.
                 waiting.sort(key=lambda item: item.run.turn)
                 for item in waiting[: self.study.jobs - len(active)]:
-                    stages = item.todo
-                    future = pool.submit(executor.carry_out, item.folder, stages)
-                    active[future], submitted[future] = item, stages
+                    active[pool.submit(_carry_out, executor, item, item.todo)] = item
                 if not active:
                     return
                 seconds = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -239,10 +236,6 @@ class StudyRun:
                 for future in ended:
                     item = active.pop(future)
                     item.error = future.result()
-                    # Another run may have ended meanwhile, and its choice of cells added stages to this one.
-                    lost = [stage for stage in submitted.pop(future) if stage in item.todo]
-                    if item.error is None and lost:
-                        item.error = f"the stage succeeded, but its record {item.folder.record(lost[0])} is missing"
                     self._keep([item])
                     # This run may have been the last one that a choice of cells needs.
                     self._plan()
@@ -370,6 +363,17 @@ class StudyRun:
         self.state.choose(block.name, arm.name, choice)
         self.say(f"{arm.name}: {words}")
         return cell
+
+
+def _carry_out(executor: Executor, item: Item, stages: Sequence[str]) -> str | None:
+    """Carry out these stages of a run; return why one failed, or None if all are done.
+
+    Only these are checked: a run that ends meanwhile may complete a choice of cells, which gives this one more stages.
+    """
+    error = executor.carry_out(item.folder, stages)
+    if error is None and (lost := [stage for stage in stages if stage in item.todo]):
+        error = f"the stage succeeded, but its record {item.folder.record(lost[0])} is missing"
+    return error
 
 
 def _stop(executor: Executor, active: Active) -> None:

@@ -339,7 +339,8 @@ class ExampleReader:
                 "the training data is an IterableDataset, which is read during training; set streaming=True and "
                 f"{_NAME.max_steps}"
             )
-        stores = [self._store(rows, name) for rows, name in zip(sources, names, strict=True)]
+        split = RunOptions.dataset_split
+        stores = [self._store(rows, name, split) for rows, name in zip(sources, names, strict=True)]
         store: Any = stores[0]
         if len(stores) > 1:
             from torch.utils.data import ConcatDataset
@@ -372,9 +373,7 @@ class ExampleReader:
         if train is not None and train.steps.splitter and args.step_splitter == "auto":
             # `auto` decides by the training data, so that both data sets are split in the same way.
             splitter = make_splitter(train.steps.splitter, args.step_separator)
-        if not isinstance(source, ExampleStore):
-            source = RowSource.of(source, RunOptions.eval_split)
-        store = self._store(source, name, splitter)
+        store = self._store(source, name, RunOptions.eval_split, splitter)
         return DrawnExamples(store, objective_of(args), args.seed, filler_id=self.pad_id)
 
     def read_apart(self, source: object) -> DrawnExamples | dict[str, Any] | None:
@@ -388,11 +387,13 @@ class ExampleReader:
                     logger.warning("%s: %s", report.source, line)
         return examples
 
-    def _store(self, rows: object, name: str, splitter: StepSplitter | None = None) -> ExampleStore:
-        if isinstance(rows, ExampleStore):
-            return rows
+    def _store(
+        self, source: object, name: str, split: str, splitter: StepSplitter | None = None
+    ) -> ExampleStore:
+        if isinstance(source, ExampleStore):
+            return source
         store, self.reports[name] = encode(
-            rows,
+            RowSource.of(source, split),
             self.tokenizer,
             self.args,
             self.positions,

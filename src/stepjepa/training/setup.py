@@ -332,10 +332,24 @@ def planned_steps(args: TrainingArguments, examples: int | None, processes: int)
     for a stream.
 
     Raises:
-        ConfigError: an epoch has no batch, because its only batch is incomplete and therefore dropped.
+        ConfigError: see `epoch_batches`.
     """
     if examples is None:
         return args.max_steps
+    batches = epoch_batches(args, examples, processes)
+    if args.max_steps > 0:
+        return args.max_steps
+    return math.ceil(
+        args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps))
+    )
+
+
+def epoch_batches(args: TrainingArguments, examples: int, processes: int) -> int:
+    """Number of micro-batches of an epoch on each process.
+
+    Raises:
+        ConfigError: there is none, because the only batch is incomplete and therefore dropped.
+    """
     rounded = math.floor if args.dataloader_drop_last else math.ceil
     size = args.per_device_train_batch_size * processes
     batches = rounded(examples / size)
@@ -344,8 +358,4 @@ def planned_steps(args: TrainingArguments, examples: int | None, processes: int)
             f"--{_NAME.dataloader_drop_last} drops all {examples} examples, which do not fill a batch of {size}; leave it "
             f"out, or lower --{_NAME.per_device_train_batch_size}"
         )
-    if args.max_steps > 0:
-        return args.max_steps
-    return math.ceil(
-        args.num_train_epochs * max(1, math.ceil(batches / args.gradient_accumulation_steps))
-    )
+    return batches

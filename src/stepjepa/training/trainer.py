@@ -62,6 +62,7 @@ from stepjepa.training.metrics import (
 from stepjepa.training.options import RunOptions
 from stepjepa.training.sampling import DrawnExamples, EpochSampler
 from stepjepa.training.setup import (
+    epoch_batches,
     make_collator,
     planned_steps,
     set_up_model,
@@ -267,7 +268,7 @@ class JEPATrainer(CheckpointedTrainer):
         if missing:
             raise ConfigError(
                 f"optimizers: the optimizer lacks {len(missing)} trained tensors, such as {missing[0]}, which would stay "
-                "untrained; pass optimizer_cls_and_kwargs instead, or only a schedule"
+                "untrained; pass optimizer_cls_and_kwargs instead"
             )
 
     def _check_best_metric(self, args: JEPAConfig, evaluation: object) -> None:
@@ -511,19 +512,16 @@ class JEPATrainer(CheckpointedTrainer):
 
     def _examples_done(self) -> int:
         """The number of examples that the run has trained on."""
-        args, state = self.args, self.state
+        state, cut = self.state, self.cut
         if not state.global_step:
             return 0
-        micro = args.train_batch_size * args.world_size
         if isinstance(self.train_dataset, StreamedExamples):
-            return state.global_step * micro * args.gradient_accumulation_steps
-        size = len(self.train_dataset)
-        if args.dataloader_drop_last:
-            size -= size % micro
+            return state.global_step * cut.batch
+        size, micro = len(self.train_dataset), cut.size * cut.processes
+        batches = epoch_batches(self.args, size, cut.processes)
         # The last micro-batch of an epoch, and so its last step, may have fewer examples.
-        batches = -(-size // micro)
         epochs, rest = divmod(round((state.epoch or 0.0) * batches), batches)
-        return epochs * size + rest * micro
+        return epochs * min(size, batches * micro) + rest * micro
 
     def recent_losses(self) -> dict[str, float]:
         """The losses since the last log entry, or those of the last entry. Every process must call this method."""
