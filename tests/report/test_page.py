@@ -52,7 +52,7 @@ def test_the_answer_comes_first(tmp_path):
         "Whether the training of step helps is not established: one seed of each; no shuffled control was run; not "
         "compared at equal compute. Compared: step (objective"
     ) in text
-    shuffled = write_run(tmp_path / "shuffled", control="shuffled")
+    shuffled = write_run(tmp_path / "shuffled", predictors=2, control="shuffled")
     write_run(b, predictors=2, same_flop=True)
     assert "not established: one seed of each. Compared:" in Reader(page_of(a, b, shuffled)).text("answer")
     assert "no two models here have answered the same questions" in Reader(page_of(a)).text("answer")
@@ -181,41 +181,42 @@ def test_a_study_that_is_unfinished(tmp_path):
 
 
 def test_a_control_is_no_rival(tmp_path):
-    runs = [*write_pair(tmp_path, "rrww", "rwrw"), write_run(tmp_path / "shuffled", control="shuffled")]
+    runs = [*write_pair(tmp_path, "rrww", "rwrw"), write_run(tmp_path / "shuffled", control="shuffled", predictors=2)]
+    runs.append(write_run(tmp_path / "other", predictors=3))  # whose control was not run
     write_evaluation(runs[2], "wwww")
+    write_evaluation(runs[3], "wwww")
     read = Reader(page_of(*runs))
     text = read.text("answer")
     assert "shuffled (objective=step_jepa, seed=0, train_file=train.jsonl), a control: shuffled targets" in text
     assert "training of shuffled helps" not in text and text.count("shuffled is a control: only what a run gains") == 1
-    assert "step - shuffled: +50.0 points" in text and "no shuffled control was run" not in text
+    assert "step - shuffled: +50.0 points" in text and text.count("no shuffled control was run") == 1
     paired = [row[1:3] for row in read.rows("Paired differences")[1:]]
-    assert paired == [["regular", "shuffled"], ["regular", "step"], ["shuffled", "step"]]
+    assert paired == [["regular", "shuffled"], ["regular", "step"], ["shuffled", "step"], ["regular", "other"]]
 
 
 def test_text_of_the_data_is_text(tmp_path):
     """In settings, reports, names of models, predictions, verdicts: as it was, in no other element."""
-    text = HOSTILE
     plain = Reader(page_of(*write_pair(tmp_path / "plain")))
-    a, b = write_pair(tmp_path / "hostile", q1=text)
+    a, b = write_pair(tmp_path / "hostile", q1=HOSTILE)
     for run in (a, b):
         record = json.loads((run / "run.json").read_text())
-        record["settings"]["train_file"] = [text]
+        record["settings"]["train_file"] = [HOSTILE]
         write(run / "run.json", record)
         report = json.loads((run / "data_report.json").read_text())
-        report["train"]["source"] = text
+        report["train"]["source"] = HOSTILE
         write(run / "data_report.json", report)
     page = page_of(a, b)
     page.encode("ascii")
     read = Reader(page)
     assert [tag for tag, _ in read.elements] == [tag for tag, _ in plain.elements]
-    assert {row[0]: row[1:] for row in read.rows("Settings")}["train_file"] == [" ".join(text.split())] * 2
+    assert {row[0]: row[1:] for row in read.rows("Settings")}["train_file"] == [" ".join(HOSTILE.split())] * 2
     (made,) = page_data(page)["predictions"]
-    assert made["rows"][1]["question"] == f"question {text}"
+    assert made["rows"][1]["question"] == f"question {HOSTILE}"
     study, record = write_study(tmp_path / "study"), study_record()
-    record["tables"][0]["arms"][1]["verdict"]["reasons"] = [text]
+    record["tables"][0]["arms"][1]["verdict"]["reasons"] = [HOSTILE]
     write(study / "table.json", record)
     read = Reader(page_of(study))
-    assert " ".join(text.split()) in read.text("study") and " ".join(text.split()) in read.text("answer")
+    assert " ".join(HOSTILE.split()) in read.text("study") and " ".join(HOSTILE.split()) in read.text("answer")
     assert sum(tag == "script" for tag, _ in read.elements) == 2
 
 

@@ -95,6 +95,7 @@ def test_tuned_values_are_cells_and_arms_that_do_not_read_them_have_none():
         ("arms.step_jepa.lbd=0.1", ["sets lbd to", "keep one of them"]),
         ("arms.step_jepa.predictors=-1", ["--set arms.step_jepa.predictors=-1: ", "predictors is -1"]),
         ("arms.step jepa.objective=regular", ["the name 'step jepa'", "letters, digits"]),
+        ("tune={lbd: [0.1, 0.10000001]}", ["tune, arm step_jepa: two combinations have the same name, lbd=0.1;"]),
         ("baseline=plain", ["the baseline 'plain' is not an arm; the arms are: regular, step_jepa"]),
         ("tune_seeds=[3]", ["seeds and tune_seeds: expected distinct whole numbers"]),
         ("metrics=[answer_nl]", ["metric is 'answer_nl'", "did you mean answer_nll?"]),

@@ -1,7 +1,5 @@
 """Every recipe that is shipped: it is read, and its runs are those of the experiment that it names."""
 
-import dataclasses
-
 import pytest
 
 from stepjepa.study.reading import read_study
@@ -22,9 +20,9 @@ def recipe(name, mini=False):
 
 @pytest.mark.parametrize("mini", [False, True])
 @pytest.mark.parametrize("name", sorted(recipe_files()))
-def test_each_is_read_and_listed(name, mini, tmp_path):
+def test_each_is_read_and_listed(name, mini):
     study = recipe(name, mini)
-    lines = list(describe(dataclasses.replace(study, output_dir=tmp_path / "out")))
+    lines = list(describe(study, lambda run, stage: False))
     assert study.shows and study.title in lines[0] and len(list(all_runs(study))) >= 6
     assert str(study.output_dir) == f"runs/{name}{'-mini' if mini else ''}"
     assert not study.notes or all("random" in note for note in study.notes), study.notes

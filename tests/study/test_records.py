@@ -139,8 +139,7 @@ def digest_of(name, split):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "records", "runs"),
-    [("planning", "planning/test", 153), ("labels_or_jepa", "labels_or_jepa/full", 10)],
+    ("recipe", "records", "runs"), [("planning", "planning/test", 153), ("labels_or_jepa", "labels_or_jepa/full", 10)]
 )
 def test_records_of_an_earlier_version_are_of_the_study(recipe, records, runs, monkeypatch):
     monkeypatch.setattr(identity, "_data_digest", digest_of)

@@ -9,7 +9,7 @@ import pytest
 from stepjepa.errors import ConfigError, DataError
 from stepjepa.study import records, stages
 from stepjepa.study.results import study_tables, table_cells
-from stepjepa.study.run import study
+from stepjepa.study.run import _listed, study
 from stepjepa.study.spec import StudyOptions
 from stepjepa.utils.files import locked
 from support.rows import lines as lines_of
@@ -84,8 +84,7 @@ def test_new_seeds_and_arms_are_added_to_what_is_there(carry_out, player):
 
 
 def test_weights_are_deleted_once_scored(carry_out, tmp_path):
-    outcome = carry_out("keep_models=false")
-    assert all(record.model is None for record in records_of(outcome))
+    assert all(record.model is None for record in records_of(carry_out("keep_models=false")))
     model = tmp_path / "out" / "runs" / "regular" / "seed-1" / "model"
     assert sorted(file.name for file in model.iterdir()) == ["metrics.json", "run.json"]
     kept = carry_out("keep_models=true", folder="kept")
@@ -118,6 +117,8 @@ def test_the_validation_split_chooses_and_the_test_split_is_scored_once(carry_ou
     assert all(record.at["test"] > choice["at"] for record in records if record.chosen and record.arm == "step_jepa")
     assert all(("test" in record.metrics) == record.chosen for record in records)
     assert sum(record.chosen for record in records) == 12 and not any(record.model for record in records)
+    shutil.rmtree(tmp_path / "out" / "runs" / "step_jepa+shuffled")
+    assert "21 of them finished" in _listed(outcome.study, StudyOptions()).lines[1]
 
 
 def test_cells_that_diverged(carry_out, player):
@@ -258,5 +259,4 @@ def test_a_study_whose_time_is_up(study_file, player, tmp_path, monkeypatch):
     assert len(trained(player)) == 2
     player.fails = lambda run, stage: stage == "train" and run == "step_jepa seed 3"
     assert study(StudyOptions(study_file, **options), lines.append).failed
-    failed = [line["run"] for line in lines_of(kept) if line["status"] == "failed"]
-    assert failed == ["step_jepa seed 3"]
+    assert [line["run"] for line in lines_of(kept) if line["status"] == "failed"] == ["step_jepa seed 3"]

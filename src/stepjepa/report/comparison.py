@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from stepjepa.config.option import Names, options_of
 from stepjepa.errors import StepJepaError
 from stepjepa.evaluation.metrics.base import NLL
 from stepjepa.evaluation.predictions import (
@@ -17,9 +18,11 @@ from stepjepa.evaluation.predictions import (
 from stepjepa.evaluation.statistics import Interval, conclusion, mcnemar_p
 from stepjepa.objectives.base import trained_pairs
 from stepjepa.report.reading import PREDICTIONS, Reader, ReportedRun
+from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.files import Record
 from stepjepa.utils.text import written
 
+_NAME = Names(JEPAOptions, TrainerOptions)
 # Longest question or answer on the page, in characters.
 _LONGEST = 3000
 # Right, wrong, or neither, for a metric that is not right-or-wrong.
@@ -96,8 +99,25 @@ def control_of(run: ReportedRun) -> str:
     return kind if kind != "none" and trained_pairs(run.settings) else ""
 
 
+def _is_control(a: ReportedRun, b: ReportedRun) -> bool:
+    """Whether `a` is a control of `b`: it is one, and only options of a study's variants differ."""
+    if control_of(b) or not control_of(a):
+        return False
+    names = {name for name in a.settings.keys() | b.settings.keys() if affects_numbers(name)}
+    names -= {_NAME.control, _NAME.same_flop}
+    return all(a.settings.get(name) == b.settings.get(name) for name in names)
+
+
+def affects_numbers(setting: str) -> bool:
+    """Whether runs that differ in a setting differ in their numbers."""
+    known = options_of(RunOptions, JEPAOptions, TrainerOptions)
+    if setting not in known:
+        return True
+    return setting != _NAME.output_dir and known[setting].identity and known[setting].dumped
+
+
 def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
-    """Compare each model with the first one (plain training, if any run has no pairs), and each method with the controls.
+    """Compare each model with the first one (plain training, if any run has no pairs), and each method with its controls.
 
     Two models must have answered the same questions; they are compared in every metric that both have. Headlines are for the
     first metric and the likelihood of the reference answers.
@@ -110,7 +130,7 @@ def paired_rows(runs: Sequence[ReportedRun]) -> Iterator[PairedRow]:
             if name not in b.evaluations or b.evaluations[name].answers is None:
                 continue
             for a in before:
-                if a is before[0] or (control_of(a) and not control_of(b)):
+                if a is before[0] or _is_control(a, b):
                     yield from _paired(name, a, b, ordered)
             before.append(b)
 
@@ -135,7 +155,8 @@ def _paired(
         headline = ""
         # A stale evaluation stays in the table but supports no conclusion.
         if not a.evaluations[name].stale and (paired is metrics[0] or paired.metric == NLL):
-            controlled = any(control_of(run) == "shuffled" for run in runs)
+            shuffled = [run for run in runs if control_of(run) == "shuffled"]
+            controlled = any(_is_control(run, b) for run in shuffled)
             headline = _headline(name, paired, a, b, difference, controlled)
         yield PairedRow(cells, headline)
 

@@ -22,7 +22,13 @@ from stepjepa.inspect.figure import series_rules
 from stepjepa.inspect.html import base_style, page_part, page_policy, script_json, write_page
 from stepjepa.modeling.card import collapse_words, last_numbers, logged_collapse
 from stepjepa.report.charts import FRAME, make_charts
-from stepjepa.report.comparison import accuracy_rows, control_of, paired_rows, prediction_sets
+from stepjepa.report.comparison import (
+    accuracy_rows,
+    affects_numbers,
+    control_of,
+    paired_rows,
+    prediction_sets,
+)
 from stepjepa.report.reading import Reader, ReportedRun, ReportedStudy, read_folders
 from stepjepa.training.options import JEPAOptions, RunOptions, TrainerOptions
 from stepjepa.utils.files import Record
@@ -294,14 +300,13 @@ def settings_rows(settings: Sequence[Record]) -> list[Row]:
     The run's folder, which the page names above, is left out. A setting that does not affect a run's numbers is not marked
     as different.
     """
-    known = options_of(RunOptions, JEPAOptions, TrainerOptions)
-    names = dict.fromkeys(known)
+    names = dict.fromkeys(options_of(RunOptions, JEPAOptions, TrainerOptions))
     for of_run in settings:
         names |= dict.fromkeys(of_run)
     rows = []
     for name in names:
         cells = [plain(of_run.get(name)) for of_run in settings]
-        decides = name not in _OWN and (name not in known or known[name].identity)
+        decides = name not in _OWN and affects_numbers(name)
         if any(cells) and name != _NAME.output_dir:
             rows.append(Row(name, cells, decides and len(set(cells)) > 1))
     return rows

@@ -36,6 +36,7 @@ from stepjepa.study.spec import (
     Scoring,
     Study,
     StudyOptions,
+    cell_name,
     evaluates_on_the_way,
     varied,
 )
@@ -286,13 +287,17 @@ def _cells(lists: Mapping[str, Node], values: Values, what: str) -> tuple[dict[s
     if not choices:
         return ({},)
     where = f"{next(iter(lists.values())).where}: tune, {what}"
-    cells: list[dict[str, Any]] = []
+    cells: dict[str, dict[str, Any]] = {}
     for combination in product(*choices):
         cell = {name: value for part in combination for name, value in part.items()}
         config_of({**values, **cell}, f"{where}: ")
-        if cell not in cells:
-            cells.append(cell)
-    return tuple(cells)
+        # The runs of a cell are stored under its name.
+        name = cell_name(cell)
+        if cells.setdefault(name, cell) != cell:
+            raise ConfigError(
+                f"{where}: two combinations have the same name, {name}; use values that differ in letters, or in six digits"
+            )
+    return tuple(cells.values())
 
 
 # Data and metrics

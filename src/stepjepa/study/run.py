@@ -114,8 +114,12 @@ def _listed(study: Study, options: StudyOptions) -> StudyResult:
     if state.identity is not None and not options.overwrite_output_dir:
         check_same(folder, state.identity, study_identity(study))
     kept = kept_runs(Path(options.records)) if options.records else {}
-    tested = {name for name, line in kept.items() if "test" in line["at"]}
-    return StudyResult(tuple(describe(study, tested)))
+
+    def is_done(run: Run, stage: str) -> bool:
+        recorded = run.name in kept and stage in kept[run.name]["at"]
+        return recorded or StudyRunFolder(folder / run.folder).record(stage).is_file()
+
+    return StudyResult(tuple(describe(study, is_done)))
 
 
 def run_study(study: Study, options: StudyOptions, say: Callable[[str], None]) -> StudyRun:

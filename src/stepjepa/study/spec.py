@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -290,6 +290,13 @@ class Run:
         return self.arm.tuned and self.seed in self.block.tune_seeds
 
     @property
+    def chooses(self) -> bool:
+        """Whether the run's score on the validation split helps to choose a cell."""
+        return self.only_tunes or (
+            self.arm.tuned and not self.variant and not self.block.tune_seeds
+        )
+
+    @property
     def turn(self) -> int:
         """Rank in the order of runs: those that choose a cell first, then seed by seed."""
         return -1 if self.only_tunes else self.block.seeds.index(self.seed)
@@ -370,19 +377,20 @@ def possible_runs(study: Study) -> Iterator[Run]:
                 )
 
 
-def describe(study: Study, kept: Collection[str] = ()) -> Iterator[str]:
+def describe(study: Study, is_done: Callable[[Run, str], bool]) -> Iterator[str]:
     """The lines of ``--dry_run``: the runs, the changes of each arm, and how the arms are judged.
 
     Args:
-        kept: names of the runs in a file of records.
+        is_done: from a run and its stage to whether the stage is done.
     """
-    # A run is finished if it was scored on the test split here or in the file of records.
     runs = list(all_runs(study))
     finished = 0
     for run in runs:
-        scored = study.output_dir / run.folder / "scored-test.json"
-        if run.name in kept or scored.is_file():
-            finished += 1
+        if run.chooses:
+            finished += is_done(run, "select")
+        else:
+            # The chosen cell may be another one than the cell in the list.
+            finished += any(is_done(replace(run, cell=cell), "test") for cell in run.arm.cells)
     where = f"{study.jobs} at a time, executor {study.executor}"
     yield study.title
     yield f"{counted(len(runs), 'run')} in {study.output_dir}, {finished:,} of them finished; {where}"
